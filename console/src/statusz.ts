@@ -29,6 +29,8 @@ export interface VersionStatus {
   in_flight?: number;
   deltas?: DeltaStatus | null;
   signatures?: Record<string, string>;
+  /** Why no request can run a signature, by its name. */
+  not_run?: Record<string, string>;
   tables?: TableStatus[];
 }
 
@@ -38,14 +40,34 @@ export interface Noted {
   model: string;
   message: string;
   request_id: string;
+  signature: string;
+  rows: number;
+  seconds: number;
+  /** Of these, how long the signature ran. */
+  run_seconds: number;
+}
+
+export interface RequestLog {
+  prefix: string;
+  sampling_rate: number;
+  written: number;
+  dropped: number;
+  is_disabled: boolean;
+}
+
+export interface Setting {
+  value: unknown;
+  is_default: boolean;
 }
 
 export interface Statusz {
   attention: { model: string; message: string; alert: string }[];
-  server: { uptime_s: number; rss_bytes?: number };
+  server: { uptime_s: number; rss_bytes?: number; slow_request_s: number | null };
   data_plane: { kind: string };
   models: Record<string, { versions: VersionStatus[] }>;
   overload: { limits?: Record<string, number>; models: { model: string; in_flight_bytes: number; refused: Record<string, number> }[] };
+  slow_requests: Noted[];
   last_errors: Noted[];
-  settings: Record<string, { value: unknown; is_default: boolean }>;
+  request_logs: Record<string, RequestLog>;
+  settings: Record<string, Setting>;
 }

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from service.artifact.files import read_plain_file
-from service.configuration.settings import Settings
+from service.configuration.settings import Settings, StartError
 from service.errors import InvalidRequest
 from service.observe.reload_metrics import TlsCounter
 from service.wire.api import GRPC_API, HTTP_API
@@ -275,17 +275,13 @@ class TlsFile:
             raise InvalidRequest(f"cannot read {self._path}: {error.strerror}") from error
 
 
-class TlsError(Exception):
-    """The error that a TLS file can not be used; the message names the file's flag and says what to change."""
-
-
 class Wires:
     """The TLS configurations of the gRPC port and of the HTTP port. Concurrency: any thread; call run() once.
 
     grpc, http: None if the port is plaintext.
 
     Raises:
-      TlsError: a file can not be used.
+      StartError: a file can not be used.
     """
 
     def __init__(self, settings: Settings, counter: TlsCounter) -> None:
@@ -307,7 +303,7 @@ class Wires:
         try:
             return TlsFile(Path(path), api=api, protocols=[protocol], counter=self._counter)
         except InvalidRequest as error:
-            raise TlsError(f"--{flag}={path}: {error.message}") from error
+            raise StartError(f"--{flag}={path}: {error.message}") from error
 
 
 def _poll(files: list[TlsFile], stop: threading.Event, poll_interval_s: float) -> None:

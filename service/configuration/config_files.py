@@ -138,8 +138,8 @@ class ConfigFile:
         self._path = path
         self._retry_interval_s = retry_interval_s
         self._clock = clock
-        self._applied: bytes | None = None
-        self._failed: bytes | None = None
+        self._applied: str | None = None
+        self._failed: str | None = None
         self._retry_at_s = 0.0
         self._complaint = ""
         self._turn = threading.Lock()
@@ -149,9 +149,9 @@ class ConfigFile:
 
         Raises InvalidRequest.
         """
-        data = self._read_bytes()
-        models = self._parse(data) or ()
-        self._applied = data
+        text = read_proto_text(self._path)
+        models = self._parse(text) or ()
+        self._applied = text
         return models
 
     def poll_once(self, reload: Callable[[Sequence[ModelConfig]], None]) -> None:
@@ -164,26 +164,26 @@ class ConfigFile:
 
     def _poll(self, reload: Callable[[Sequence[ModelConfig]], None]) -> None:
         try:
-            data = self._read_bytes()
-            if data == self._applied:
+            text = read_proto_text(self._path)
+            if text == self._applied:
                 self._complaint = ""
                 return
-            if data == self._failed and self._clock() < self._retry_at_s:
+            if text == self._failed and self._clock() < self._retry_at_s:
                 return
-            models = self._parse(data)
+            models = self._parse(text)
             if models is None:
                 raise InvalidRequest(_EMPTY.format(self._path))
             try:
                 reload(models)
             except (ReloadFailed, DeadlineExceeded):
-                self._failed, self._retry_at_s = data, self._clock() + self._retry_interval_s
+                self._failed, self._retry_at_s = text, self._clock() + self._retry_interval_s
                 raise
         except ServiceError as error:
             if error.message != self._complaint:
                 self._complaint = error.message
                 logger.error("model config refused", extra={"path": str(self._path), "reason": error.message})
             return
-        self._applied, self._complaint = data, ""
+        self._applied, self._complaint = text, ""
         logger.info("model config applied", extra={"path": str(self._path)})
 
     def reload_now(self, reload: Callable[[Sequence[ModelConfig]], None]) -> Models:
@@ -195,12 +195,12 @@ class ConfigFile:
           ServiceError: the file or its models can not be used; the list of models stays as it is.
         """
         with self._turn:
-            data = self._read_bytes()
-            models = self._parse(data)
+            text = read_proto_text(self._path)
+            models = self._parse(text)
             if models is None:
                 raise InvalidRequest(_EMPTY.format(self._path))
             reload(models)
-            self._applied, self._complaint = data, ""
+            self._applied, self._complaint = text, ""
             return models
 
     def run(
@@ -215,15 +215,5 @@ class ConfigFile:
                 # effect, and nobody would notice.
                 logger.exception("polling failed", extra={"path": str(self._path)})
 
-    def _read_bytes(self) -> bytes:
-        try:
-            return read_plain_file(self._path)
-        except OSError as error:
-            raise InvalidRequest(f"cannot read {self._path}: {error.strerror}") from error
-
-    def _parse(self, data: bytes) -> Models | None:
-        try:
-            text = data.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(f"Invalid protobuf file: '{self._path}': it is not UTF-8 text") from error
+    def _parse(self, text: str) -> Models | None:
         return parse_config_text(text, str(self._path))

@@ -5,10 +5,11 @@ tables.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from hmac import compare_digest
+from typing import Any
 
 import orjson
 from fastapi import FastAPI
@@ -20,16 +21,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.callers import Callers
 from service.access.sessions import CSRF_HEADER, Sessions
-from service.engine.admission import Admission, Reservation
 from service.engine.engine import Engine
 from service.errors import MalformedPayload, PermissionDenied, RouteNotFound, ServiceError
 from service.http.access import AccessMiddleware, session_cookie
-from service.http.body import read_body
+from service.http.body import read_uncounted
 from service.http.console_routes import SESSION_PATH, ConsoleSources, add_console_routes
 from service.http.errors import error_response, service_error_response
 from service.http.middleware import RequestIdMiddleware, RequestIds, SecurityHeadersMiddleware
-from service.http.operations_routes import add_admin_routes
-from service.http.routing import add_route, model_ref, raw_path
+from service.http.operations_routes import add_admin_routes, add_statusz_route
+from service.http.routing import add_model_route, add_route, model_ref, raw_path
 from service.types import ModelRef
 from service.wire.json_body import decode_upsert, encode_receipt, encode_tables
 
@@ -43,21 +43,22 @@ def create_admin_app(
     *,
     metrics: Callable[[], tuple[bytes, str]],
     reload_config: Callable[[str | None], Sequence[str]],
+    statusz: Callable[[], Mapping[str, Any]],
+    max_body_bytes: int,
     callers: Callers | None = None,
     sessions: Sessions | None = None,
     console: ConsoleSources | None = None,
-    add_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
     """Returns the ASGI application of the admin port.
 
     Args:
-      metrics: as in create_http_app.
+      metrics, statusz: as in create_http_app.
       reload_config: replaces the list of models by one in the text form of ModelServerConfig, or None: by the file's;
         returns the models' names when they answer; may block.
+      max_body_bytes: largest body of an upsert.
       callers: the callers that may send requests; None: everybody who can connect.
       sessions: the sessions of the console's users; None: nobody signs in.
       console: data of the console, whose pages may send requests; None: there is no console, and no page may.
-      add_routes: functions that add further admin routes.
     """
     app = FastAPI(redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -65,9 +66,7 @@ def create_admin_app(
         """Replaces the list of models, as the gRPC method HandleReloadConfigRequest does; an error changes nothing."""
         if callers is not None:
             callers.require_everywhere("admin")
-        # The body's bytes are not counted against the server's limits: an operator must be served while the server is
-        # overloaded.
-        body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
+        body = await read_uncounted(request, _MAX_CONFIG_BYTES)
         try:
             text = body.decode() or None
         except UnicodeDecodeError as error:
@@ -77,7 +76,7 @@ def create_admin_app(
 
     async def set_label(request: Request) -> Response:
         """Points a label of a model to a version; the version null removes the label."""
-        body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
+        body = await read_uncounted(request, _MAX_CONFIG_BYTES)
         ref, version = model_ref(request), _version_of(body)
         assert ref.label is not None  # The HTTP path of the route that sets a label always names the label.
         await asyncio.to_thread(copy_context().run, engine.set_label, ref.name, ref.label, version)
@@ -85,7 +84,7 @@ def create_admin_app(
 
     async def pin(request: Request) -> Response:
         """Makes a model serve one version only; null in place of a version ends this pin."""
-        body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
+        body = await read_uncounted(request, _MAX_CONFIG_BYTES)
         ref, version = model_ref(request), _version_of(body)
         await asyncio.to_thread(copy_context().run, engine.pin, ref.name, version)
         return Response(orjson.dumps({"model": ref.name, "version": version}), media_type="application/json")
@@ -99,11 +98,11 @@ def create_admin_app(
     add_route(app, "/v1/models/{model}:pin", pin, "POST")
     for where in ("", "/versions/{version}"):
         add_route(app, "/v1/models/{model}" + where + "/tables", tables, "GET")
+    _add_upsert_routes(app, engine, max_body_bytes)
     if console is not None:
         add_console_routes(app, engine, console, callers, sessions)
     add_admin_routes(app, engine, metrics, METRICS_PATHS)
-    for add in add_routes:
-        add(app)
+    add_statusz_route(app, statusz)
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     if callers is not None:
@@ -178,23 +177,19 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 _NUM_THREADS = 4
 
 
-def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None:
-    """Adds to the admin application, which operators and trainers use, the route that changes rows of a table."""
+def _add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None:
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
 
     async def upsert(request: Request) -> Response:
         """Handles an upsert request, which changes rows of a table permanently."""
-        # The bytes of an upsert's body are not counted against the server's limits, as in the other admin routes.
-        body = await read_body(request, max_body_bytes, Reservation(Admission(), ""))
+        body = await read_uncounted(request, max_body_bytes)
         work = (engine, model_ref(request), request.path_params["table"], body)
         # An upsert has no deadline, because the client must learn whether the rows are on disk. copy_context() carries
         # the caller's rights (the grant) to the thread.
         answer = await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, _upsert, *work)
         return Response(answer, media_type="application/json")
 
-    for where in ("", "/versions/{version}", "/labels/{label}"):
-        path = "/v1/models/{model}" + where
-        add_route(app, path + "/tables/{table}:upsert", upsert, "POST")
+    add_model_route(app, "/tables/{table}:upsert", upsert, "POST")
 
 
 def _upsert(engine: Engine, ref: ModelRef, table: str, body: bytes) -> bytes:

@@ -17,7 +17,6 @@ from service.access.sessions import Sessions
 from service.core.forwarded import NO_FORWARDING, Forwarding
 from service.engine.engine import Engine
 from service.errors import ModelNotFound, RouteNotFound, ServiceError
-from service.http import openapi
 from service.http.access import AccessMiddleware
 from service.http.console_routes import ConsoleSources, add_console_routes
 from service.http.errors import error_response, service_error_response
@@ -32,26 +31,23 @@ from service.http.middleware import (
 from service.http.model_routes import add_diff_route, add_hot_rows_route, add_lookup_routes, add_tfs_routes
 from service.http.neighbor_routes import add_neighbor_routes
 from service.http.oip_routes import add_open_inference_routes
-from service.http.operations_routes import add_admin_routes, add_docs_page, add_statusz_route
+from service.http.operations_routes import add_admin_routes, add_docs_routes, add_statusz_route
 from service.http.routing import malformed, meant, raw_path
 from service.http.table_view_routes import add_table_view_routes
 
 # Most names of models that the error for an unknown model lists, as in native/src/edge/shared.rs.
 _MAX_MODELS_TOLD = 100
-# HTTP paths of the metrics: this server's own path, and TensorFlow Serving's.
-DEFAULT_METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 
 
 def create_http_app(
     engine: Engine,
     *,
     metrics: Callable[[], tuple[bytes, str]],
-    metrics_paths: Sequence[str] = DEFAULT_METRICS_PATHS,
+    metrics_paths: Sequence[str],
     max_body_bytes: int,
     rest_api_timeout_s: float,
     gzip_min_bytes: int = 0,
-    has_cors: bool = False,
-    cors_origins: Collection[str] = (),
+    cors_origins: Collection[str] | None = None,
     strict_json: bool = False,
     callers: Callers | None = None,
     sessions: Sessions | None = None,
@@ -67,7 +63,7 @@ def create_http_app(
       max_body_bytes: largest body, before and after decompression.
       rest_api_timeout_s: timeout of a whole request.
       gzip_min_bytes: size from which answers are compressed for clients that accept it; 0 is never.
-      has_cors: lets web pages of other origins read answers; with cors_origins, of these origins only.
+      cors_origins: origins whose web pages may read answers; empty: all origins; None: no other origin.
       strict_json: the native core writes null for numbers that are not finite, which the documentation says.
       callers: authenticates requests; None: everybody may send requests.
       sessions: the sessions of the console's users; None: nobody signs in.
@@ -91,7 +87,7 @@ def create_http_app(
         # FastAPI's own telemetry is off, because it would read environment variables three times per request; this
         # server has metrics and traces of its own.
         telemetry={"tracing": False, "metrics": False, "logs": False},
-        **openapi.application(),
+        openapi_url=None,
     )
     add_lookup_routes(app, engine)
     close_searches = add_neighbor_routes(app, engine, max_body_bytes=max_body_bytes, timeout_s=rest_api_timeout_s)
@@ -107,8 +103,7 @@ def create_http_app(
         add_statusz_route(app, statusz)
     if console is not None:
         add_console_routes(app, engine, console, callers, sessions, max_body_bytes=max_body_bytes)
-    openapi.complete(app, engine, strict_json=strict_json)
-    add_docs_page(app)
+    add_docs_routes(app, engine, strict_json=strict_json)
 
     async def on_service_error(request: Request, error: Exception) -> Response:
         known = engine.models()[:_MAX_MODELS_TOLD] if isinstance(error, ModelNotFound) else None
@@ -126,7 +121,7 @@ def create_http_app(
             forwarding=forwarding,
             sessions=sessions,
         )
-    if has_cors or cors_origins:
+    if cors_origins is not None:
         app.add_middleware(CorsMiddleware, origins=cors_origins or None)
     app.add_middleware(SecurityHeadersMiddleware)
     if spans is not None:

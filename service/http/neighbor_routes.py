@@ -19,32 +19,10 @@ from service.engine.neighbors import SIGNATURE
 from service.engine.request_context import Call
 from service.errors import DeadlineExceeded, ServiceError
 from service.http.body import read_body
-from service.http.openapi import described
-from service.http.routing import add_route, model_ref
-from service.http.schemas import Json, ref
+from service.http.routing import add_model_route, model_ref
 from service.types import ModelRef
 from service.wire.api import HTTP_API
 from service.wire.json_body import decode_neighbors, encode_neighbors
-
-
-def _neighbors_operation(path: str) -> Json:
-    """Describes the route POST /tables/{table}:neighbors for the OpenAPI document."""
-    examples = {
-        "neighbours of a row": {"ids": [50], "k": 3, "metric": "cosine"},
-        "of a vector, among some rows": {"vectors": [[0.1, -0.2]], "k": 2, "filter": {"ids": [1, 2, 3]}},
-    }
-    answers = {"neighbours of a row": {"ids": [[172, 181, 174]], "scores": [[0.97, 0.96, 0.91]]}}
-    answer = ("The nearest rows of each query", ref("NeighborsResponse"), answers)
-    return described(
-        "findNeighbors",
-        "Embeddings",
-        "Find the nearest rows",
-        path + "/tables/{table}",
-        answer,
-        body=(ref("NeighborsRequest"), examples),
-        is_computed=True,
-    )
-
 
 T = TypeVar("T")
 
@@ -77,9 +55,7 @@ def add_neighbor_routes(app: FastAPI, engine: Engine, *, max_body_bytes: int, ti
             reservation.drop_user()
         return Response(answer, headers={"X-Model-Version": str(version)}, media_type="application/json")
 
-    for where in ("", "/versions/{version}", "/labels/{label}"):
-        path = "/v1/models/{model}" + where
-        add_route(app, path + "/tables/{table}:neighbors", neighbors, "POST", _neighbors_operation(path))
+    add_model_route(app, "/tables/{table}:neighbors", neighbors, "POST", "findNeighbors")
 
     def close() -> None:
         engine.searches.indexes.close()

@@ -1,31 +1,27 @@
-"""Describes each HTTP route in the OpenAPI document: its operation, bodies and answers with examples, and errors.
+"""Makes the OpenAPI document: the routes' operations, schemas of all bodies, and examples for a model that is served.
 
-Routes read raw bytes, so FastAPI can not derive these descriptions from types, and this module makes the whole
-document. The examples are for a model "movielens": features user_id, film_id and occupation have one id per row,
-genres and recent_films any number. If a model can answer, examples for that model replace them. Those hold id 0 and the
-string "key", never a real key of a vocabulary: a caller that may see the model may not be allowed to read its keys.
+Routes read raw bytes, so FastAPI can not derive the document from them: operations describes them, bodies has their
+types. If a model can answer, examples for that model replace the general ones. Those hold id 0 and the string "key",
+never a real key of a vocabulary: a caller that may see the model may not be allowed to read its keys.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import copy_context
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from fastapi import FastAPI
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
 
 from service.engine.engine import Engine, ModelDescription
 from service.engine.table_view import vocabularies_of
 from service.errors import ServiceError
-from service.http.routing import RawRoute, add_route
-from service.http.schemas import Json, ref, schemas
+from service.http.bodies import Error, Json, example_of, schemas
+from service.http.operations import DESCRIBED, ERRORS, TAGS, Answer, Operation
+from service.http.routing import RawRoute, in_the_core
 from service.types import ModelRef, SignatureSpec, TableInfo, TensorSpec
 from service.wire.oip_models import datatype_name
 
@@ -70,8 +66,7 @@ def add_examples(document: Json, served: Served) -> None:
         for suffix, examples in requests.items():
             if path.endswith(suffix):
                 methods["post"]["requestBody"]["content"]["application/json"]["examples"] = examples
-                # The example answer in the OpenAPI document is removed, because it belongs to the example request that
-                # was replaced.
+                # The example answer belongs to the request that was replaced.
                 del methods["post"]["responses"]["200"]["content"]["application/json"]["examples"]
 
 
@@ -172,288 +167,92 @@ Every error has the body `{"error": "<text>"}`. Answers carry `X-Request-Id`: th
 a version of a model computed carry `X-Model-Version`.
 Bodies may be sent with `Content-Encoding: gzip` or `deflate`. The same models answer TensorFlow Serving's gRPC API.
 """
-_TAGS = [
-    {"name": "Embeddings", "description": "Lookups and tables."},
-    {"name": "TensorFlow Serving", "description": "Drop-in REST API of tensorflow_model_server."},
-    {"name": "Open Inference Protocol", "description": "Version 2, with the binary tensor data extension."},
-    {"name": "Versions", "description": "What a new version changed, and which rows are hot."},
-    {"name": "Operations", "description": "For orchestrators and monitoring."},
-]
-_ERRORS: dict[int, tuple[str, str]] = {
-    400: (
-        "The request can not succeed as it was sent",
-        'input "user_id": id 6041 at position 1 is out of range, its table has ids 0 to 6040.',
-    ),
-    404: ("No such model, version or table", "Servable not found for request: Latest(movielens)"),
-    413: ("The body is over the limit", "The body of 99000000 bytes is over the limit of 33554432 bytes."),
-    500: ("A fault of the server", "Internal error; the server's log has the cause, request id 5f2c-1a"),
-    503: (
-        "The model is loading, the server is shutting down or overloaded",
-        'Model "movielens" is not ready: version 1 is LOADING',
-    ),
-    504: ("Out of time", "Timed out: the request took longer than 30 s."),
-}
-_GENRES = [["Comedy", "Drama"], []]
-_EMBEDDINGS = {"user_id": [[0.12, -0.5, 0.33, 0.04], [0.7, 0.01, -0.2, 0.9]], "genres": [[0.5, 0.25], [0.0, 0.0]]}
 
 
-def application() -> Json:
-    """Returns the general fields of the OpenAPI document: title, version, description, tags and license."""
-    return {
-        "title": "Embedding server",
-        "version": "1",
-        # FastAPI adds no route for the OpenAPI document, because complete() adds one.
-        "openapi_url": None,
-        "description": _DESCRIPTION,
-        "openapi_tags": _TAGS,
-        "license_info": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-    }
+class Documents:
+    """Makes the OpenAPI document of an application's routes, and keeps it until another model is served."""
 
+    def __init__(self, routes: Iterable[BaseRoute], engine: Engine, *, strict_json: bool) -> None:
+        self._described = [
+            (route, DESCRIBED[route.operation]) for route in routes if isinstance(route, RawRoute) and route.operation
+        ]
+        self._engine = engine
+        self._strict_json = strict_json
+        self._last: tuple[object, Json] | None = None
 
-def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> None:
-    """Adds the route of the OpenAPI document, with the schemas of bodies and requests for a model that is served.
-
-    Call it after all documented routes were added.
-    """
-    paths: dict[str, Json] = {}
-    for route in app.routes:
-        if isinstance(route, RawRoute) and route.operation is not None:
-            operation = {"description": inspect.cleandoc(route.endpoint.__doc__ or ""), **route.operation}
-            paths.setdefault(route.path_format, {})[route.method.lower()] = operation
-    general = {
-        "openapi": app.openapi_version,
-        "info": {
-            "title": app.title,
-            "version": app.version,
-            "description": app.description,
-            "license": app.license_info,
-        },
-        "tags": app.openapi_tags,
-    }
-    last: tuple[object, Json] | None = None
-
-    def describe() -> Json:
-        nonlocal last
-        served = served_model(engine)
+    def read(self) -> Json:
+        """Returns the document for the caller; takes several milliseconds if another model is served."""
+        served = served_model(self._engine)
         # The model's description is not kept, because it would keep the vocabularies of an unloaded version in memory.
         key = served and (served[0].name, served[0].version, [table.name for table in served[1]])
-        if last is not None and last[0] == key:
-            return last[1]
-        # The operations are copied and not changed, because the examples differ when other models are served.
-        document = general | {"paths": deepcopy(paths), "components": {"schemas": schemas(strict_json=strict_json)}}
+        last = self._last
+        if last is None or last[0] != key:
+            self._last = last = key, self._make(served)
+        return last[1]
+
+    @cached_property
+    def _definitions(self) -> dict[str, Json]:
+        operations = [operation for _, operation in self._described]
+        kinds = {answer.kind for one in operations for answer in (one.answer, *one.more.values())}
+        kinds |= {Error, *(one.body for one in operations)}
+        bodies = sorted(kinds - {None, str, dict}, key=lambda kind: kind.__name__)
+        return schemas(bodies, strict_json=self._strict_json)
+
+    def _make(self, served: Served) -> Json:
+        definitions = self._definitions
+        paths: dict[str, Json] = {}
+        for route, operation in self._described:
+            assert route.operation is not None
+            # The id of an operation gets a suffix if its path has a version or a label: the same operation has a path
+            # without them, and ids must differ.
+            which = "Version" if "{version}" in route.path else "Label" if "{label}" in route.path else ""
+            described = {"operationId": route.operation + which} | _described(operation, route.path_format, definitions)
+            if route.endpoint is not in_the_core:
+                described["description"] = inspect.cleandoc(route.endpoint.__doc__ or "")
+            paths.setdefault(route.path_format, {})[route.method.lower()] = described
+        document = {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "Embedding server",
+                "version": "1",
+                "description": _DESCRIPTION,
+                "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            },
+            "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
+            "paths": paths,
+            "components": {"schemas": definitions},
+        }
         add_examples(document, served)
-        # The copy is kept until another model is served, because making it takes the event loop several milliseconds.
-        last = (key, document)
         return document
 
-    app.openapi = describe  # type: ignore[method-assign]
 
-    async def document(request: Request) -> Response:
-        return JSONResponse(await asyncio.to_thread(copy_context().run, describe))
-
-    add_route(app, "/openapi.json", document, "GET")
-
-
-def lookup(path: str) -> Json:
-    """Describes POST :lookup."""
-    examples = {
-        "two users and their genres": {"features": {"user_id": [1, 42], "genres": _GENRES}},
-        "weighted history": {
-            "features": {"recent_films": [[50, 1, 2]]},
-            "weights": {"recent_films": [[1.0, 0.5, 0.25]]},
-        },
-        "as on a TPU": {"features": {"film_id": [50]}, "signature_name": "lookup_tpu_tensor_core"},
+def _described(operation: Operation, path: str, definitions: Mapping[str, Json]) -> Json:
+    answers = {200: operation.answer, **operation.more}
+    for status in operation.errors:
+        about, text = ERRORS[status]
+        answers[status] = Answer(about, Error, {"error": {"error": text}})
+    responses: dict[str, Json] = {
+        str(status): {"description": answer.about, "content": _content(answer.kind, answer.examples, definitions)}
+        for status, answer in answers.items()
     }
-    answer = _computed(
-        "One vector per row, or a list of them for a sequence, for the features that were sent",
-        ref("LookupResponse"),
-        {"two users and their genres": {"embeddings": _EMBEDDINGS}},
-    )
-    body = _body(ref("LookupRequest"), examples)
-    return _route("lookup", "Embeddings", "Look embeddings up", path, answer, body=body)
-
-
-def tables(path: str) -> Json:
-    """Describes GET /tables."""
-    table = {
-        "name": "film",
-        "vocabulary_size": 1683,
-        "embedding_dim": 32,
-        "dtype": "float32",
-        "nbytes": 215424,
-        "features": ["film_id", "recent_films"],
-    }
-    answer = _answer("The tables, by name", ref("TablesResponse"), {"one table, two features": {"tables": [table]}})
-    return _route("listTables", "Embeddings", "List tables", path, answer, errors=(400, 404, 503))
-
-
-def rows(path: str) -> Json:
-    """Describes the route POST /tables/{table}:rows for the OpenAPI document."""
-    answer = _computed(
-        "The rows, in the order of the ids", ref("RowsResponse"), {"two rows": {"rows": [[0.1, -0.2], [0.3, 0.4]]}}
-    )
-    body = _body(ref("RowsRequest"), {"two rows": {"ids": [50, 1]}})
-    return _route("readRows", "Embeddings", "Read rows of a table", path + "/tables/{table}", answer, body=body)
-
-
-def predict(path: str) -> Json:
-    """Describes POST :predict."""
-    row = {"user_id": 1, "film_id": 50, "occupation": 3, "genres": ["Drama"], "recent_films": [1, 2]}
-    columns: Json = {"user_id": [1, 42], "film_id": [50, 1], "occupation": [3, 4]}
-    columns |= {"genres": _GENRES, "recent_films": [[1, 2], []]}
-    examples = {
-        "rows": {"instances": [row]},
-        "columns": {"inputs": columns},
-        "a lookup, by column": {"signature_name": "lookup", "inputs": {"user_id": [1, 42], "genres": _GENRES}},
-    }
-    answers = {
-        "rows": {"predictions": [4.12]},
-        "columns": {"outputs": [4.12, 3.07]},
-        "a lookup, by column": {"outputs": _EMBEDDINGS},
-    }
-    answer = _computed("The outputs; a single output has no name", ref("PredictResponse"), answers)
-    body = _body(ref("PredictRequest"), examples)
-    return _route("predict", "TensorFlow Serving", "Run a signature", path, answer, body=body)
-
-
-def classify(path: str) -> Json:
-    """Describes POST :classify."""
-    examples = {"two examples": {"results": [[["cat", 0.9], ["dog", 0.1]], [["cat", 0.2], ["dog", 0.8]]]}}
-    answer = _computed("[label, score] of each class, for each example", ref("ClassifyResponse"), examples)
-    return _route("classify", "TensorFlow Serving", "Classify examples", path, answer, body=_examples())
-
-
-def regress(path: str) -> Json:
-    """Describes POST :regress."""
-    answer = _computed("A value for each example", ref("RegressResponse"), {"two examples": {"results": [2.5, 4.0]}})
-    return _route("regress", "TensorFlow Serving", "Regress over examples", path, answer, body=_examples())
-
-
-def _examples() -> Json:
-    bodies = {
-        "two examples": {"signature_name": "regress_x_to_y", "examples": [{"x": 1.0}, {"x": 4.0}]},
-        "a context": {"context": {"user": "ann"}, "examples": [{"x": [1.0]}]},
-    }
-    return _body(ref("ExamplesRequest"), bodies)
-
-
-def models() -> Json:
-    """Describes the route GET /v1/models for the OpenAPI document."""
-    version = {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
-    example = {"models": [{"name": "movielens", "model_version_status": [version]}]}
-    answer = _answer("The models you may see", ref("ModelsResponse"), {"one model": example})
-    return _route("getModels", "TensorFlow Serving", "Models and their versions", "/v1/models", answer, errors=())
-
-
-def status(path: str) -> Json:
-    """Describes the route GET /v1/models/{model} for the OpenAPI document."""
-    versions = [
-        {"version": "2", "state": "LOADING", "status": {"error_code": "OK", "error_message": ""}},
-        {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}},
-    ]
-    answer = _answer(
-        "Versions, newest first",
-        ref("StatusResponse"),
-        {"a new version loads": {"model_version_status": versions}},
-    )
-    return _route("getStatus", "TensorFlow Serving", "State of a model's versions", path, answer, errors=(400, 404))
-
-
-def metadata(path: str) -> Json:
-    """Describes GET .../metadata."""
-
-    def tensor(dtype: str, name: str, *sizes: int) -> Json:
-        dim = [{"size": str(size), "name": ""} for size in sizes]
-        return {"dtype": dtype, "tensor_shape": {"dim": dim, "unknown_rank": False}, "name": name}
-
-    signature = {
-        "inputs": {"user_id": tensor("DT_INT64", "lookup_user_id:0", -1)},
-        "outputs": {"user_id": tensor("DT_FLOAT", "PartitionedCall:0", -1, 32)},
-        "method_name": "tensorflow/serving/predict",
-        "defaults": {},
-    }
-    example = {
-        "model_spec": {"name": "movielens", "signature_name": "", "version": "1"},
-        "metadata": {"signature_def": {"signature_def": {"lookup": signature}}},
-    }
-    answer = _answer("The signatures", ref("MetadataResponse"), {"one signature": example})
-    return _route("getMetadata", "TensorFlow Serving", "Signatures of a model", path, answer, errors=(400, 404, 503))
-
-
-def healthz() -> Json:
-    """Describes GET /healthz."""
-    answer = _answer("The process lives", ref("Liveness"), {"alive": {"status": "ok"}})
-    return _route("healthz", "Operations", "Liveness", "", answer, errors=())
-
-
-def readyz() -> Json:
-    """Describes GET /readyz."""
-    answer = _answer("Send requests here", ref("Readiness"), {"ready": {"status": "ready", "problems": {}}})
-    problems = {"movielens": "version 2 is LOADING"}
-    examples = {"not ready": {"status": "not ready", "problems": problems}}
-    answer |= _answer("Send no requests here", ref("Readiness"), examples, 503)
-    return _route("readyz", "Operations", "Readiness", "", answer, errors=())
-
-
-def metrics() -> Json:
-    """Describes GET /metrics."""
-    content = {"text/plain": {"schema": {"type": "string"}}}
-    answer = {"200": {"description": "Prometheus text", "content": content}}
-    return _route("metrics", "Operations", "Metrics", "", answer, errors=())
-
-
-def described(
-    operation: str,
-    tag: str,
-    summary: str,
-    path: str,
-    answer: tuple[str, Json, Json],
-    *,
-    body: tuple[Json, Json] | None = None,
-    errors: tuple[int, ...] = tuple(_ERRORS),
-    is_computed: bool = False,
-    query: Sequence[Json] = (),
-) -> Json:
-    """Makes the OpenAPI description of one HTTP route from the route's name, texts, schemas and examples.
-
-    Args:
-      operation: the operation's name in generated clients.
-      answer: description, schema and examples by name.
-      body: schema and examples by name.
-      is_computed: a version of a model computes the answer.
-      query: OpenAPI parameters of the query.
-    """
-    answers = (_computed if is_computed else _answer)(*answer)
-    route = _route(operation, tag, summary, path, answers, body=None if body is None else _body(*body), errors=errors)
-    route["parameters"] += query
-    return route
-
-
-def _route(
-    operation: str,
-    tag: str,
-    summary: str,
-    path: str,
-    answer: Json,
-    *,
-    body: Json | None = None,
-    errors: tuple[int, ...] = tuple(_ERRORS),
-) -> Json:
-    responses = dict(answer)
-    for status_code in errors:
-        description, text = _ERRORS[status_code]
-        responses |= _answer(description, ref("Error"), {"error": {"error": text}}, status_code)
-    # The id of an OpenAPI operation gets a suffix if its path has a version or a label: the same operation has a path
-    # without them, and ids must differ.
-    of_what = "Version" if "{version}" in path else "Label" if "{label}" in path else ""
-    return {
-        "operationId": operation + of_what,
-        "tags": [tag],
-        "summary": summary,
+    described: Json = {
+        "tags": [operation.tag],
+        "summary": operation.summary,
         "responses": responses,
-        "parameters": [_parameter(name) for name in re.findall(r"{(\w+)}", path)],
-        **({} if body is None else {"requestBody": body}),
+        "parameters": [*map(_parameter, re.findall(r"{(\w+)}", path)), *map(dict, operation.parameters)],
     }
+    if operation.body is not None:
+        content = _content(operation.body, operation.examples, definitions)
+        # A request may lack its body if the empty object is an example.
+        described["requestBody"] = {"required": {} not in operation.examples.values(), "content": content}
+    if operation.is_computed:
+        about = "The version that computed the answer."
+        header = {"required": True, "schema": {"type": "integer"}, "description": about}
+        responses["200"]["headers"] = {"X-Model-Version": header}
+    if operation.has_binary:
+        for body in (described["requestBody"], responses["200"]):
+            body["content"]["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
+    return described
 
 
 def _parameter(name: str) -> Json:
@@ -462,25 +261,11 @@ def _parameter(name: str) -> Json:
     return {"name": name, "in": "path", "required": True, "schema": {"type": kind}, "example": examples[name]}
 
 
-def _body(schema: Json, examples: Json) -> Json:
-    return {"required": True, "content": {"application/json": _content(schema, examples)}}
-
-
-def _computed(description: str, schema: Json, examples: Json) -> Json:
-    """Describes for OpenAPI an answer with the header X-Model-Version, which names the model version that computed the
-    answer.
-    """
-    answer = _answer(description, schema, examples)
-    header = {"required": True, "schema": {"type": "integer"}, "description": "The version that computed the answer."}
-    answer["200"]["headers"] = {"X-Model-Version": header}
-    return answer
-
-
-def _answer(description: str, schema: Json, examples: Json, status_code: int = 200) -> Json:
-    return {
-        str(status_code): {"description": description, "content": {"application/json": _content(schema, examples)}},
-    }
-
-
-def _content(schema: Json, examples: Json) -> Json:
-    return {"schema": schema, "examples": {name: {"value": value} for name, value in examples.items()}}
+def _content(kind: Any, examples: Mapping[str, Any] | None, definitions: Mapping[str, Json]) -> Json:
+    if kind is str:
+        return {"text/plain": {"schema": {"type": "string"}}}
+    if kind is dict:
+        return {"application/json": {"schema": {"type": "object"}}}
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    examples = {"example": example_of(schema, definitions)} if examples is None else examples
+    return {"application/json": {"schema": schema, "examples": {name: {"value": it} for name, it in examples.items()}}}

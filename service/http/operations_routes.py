@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from service.engine.engine import Engine
-from service.http import openapi
 from service.http.middleware import page_policy
 from service.http.routing import add_route
+
+if TYPE_CHECKING:
+    from service.http.openapi import Documents
 
 
 def add_admin_routes(
@@ -49,12 +52,10 @@ def add_admin_routes(
         data, content_type = await asyncio.to_thread(metrics)
         return Response(data, headers={"Content-Type": content_type})
 
-    add_route(app, "/healthz", healthz, "GET", openapi.healthz())
-    add_route(app, "/readyz", readyz, "GET", openapi.readyz())
-    for path in metrics_paths[:1]:
-        add_route(app, path, metrics_text, "GET", openapi.metrics())
-    for path in metrics_paths[1:]:
-        add_route(app, path, metrics_text, "GET")
+    add_route(app, "/healthz", healthz, "GET", "healthz")
+    add_route(app, "/readyz", readyz, "GET", "readyz")
+    for number, path in enumerate(metrics_paths):
+        add_route(app, path, metrics_text, "GET", None if number else "metrics")
 
 
 def _json(document: dict[str, object], status: int = 200) -> Response:
@@ -73,9 +74,7 @@ def add_statusz_route(app: FastAPI, read: Callable[[], Mapping[str, Any]]) -> No
         data = await asyncio.to_thread(lambda: orjson.dumps(read(), option=_OPTIONS))
         return Response(data, headers={"Cache-Control": "no-store"}, media_type="application/json")
 
-    answer: tuple[str, dict[str, Any], dict[str, Any]] = ("this server's state", {"type": "object"}, {})
-    route = openapi.described("statusz", "Operations", "Status page", "", answer, errors=())
-    add_route(app, PATH, statusz, "GET", route)
+    add_route(app, PATH, statusz, "GET", "statusz")
 
 
 # The package is never imported.
@@ -119,8 +118,22 @@ _PAGE = """<!doctype html>
 """
 
 
-def add_docs_page(app: FastAPI) -> None:
-    """Adds the page /docs, and the files that it loads."""
+def add_docs_routes(app: FastAPI, engine: Engine, *, strict_json: bool) -> None:
+    """Adds the OpenAPI document, the page /docs, and the files that it loads; call it after all documented routes."""
+    made: list[Documents] = []
+
+    async def document(request: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(copy_context().run, read))
+
+    def read() -> dict[str, Any]:
+        # The module is imported for the first reader: its classes would take the server's start tens of milliseconds.
+        from service.http.openapi import Documents
+
+        if not made:
+            made.append(Documents(app.routes, engine, strict_json=strict_json))
+        return made[0].read()
+
+    add_route(app, "/openapi.json", document, "GET")
     spec = find_spec(_PACKAGE)
     assert spec is not None and spec.submodule_search_locations
     app.mount("/docs-assets", StaticFiles(directory=Path(spec.submodule_search_locations[0]) / _FOLDER))

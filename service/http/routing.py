@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 
 from service.errors import InvalidRequest, did_you_mean
 from service.http.middleware import IS_ENCODED
-from service.http.schemas import Json
 from service.types import ModelRef
 
 _MAX_VERSION = 2**63 - 1
@@ -36,10 +35,10 @@ class RawRoute(Route):
     lookup. Making FastAPI's routes and their document would also take a tenth of the server's start.
 
     Args:
-      operation: the route's operation in the OpenAPI document; None: the document leaves the route out.
+      operation: the route's name in service.http.operations; None: the OpenAPI document leaves the route out.
     """
 
-    def __init__(self, path: str, endpoint: Endpoint, method: str, operation: Json | None) -> None:
+    def __init__(self, path: str, endpoint: Endpoint, method: str, operation: str | None) -> None:
         super().__init__(path, endpoint)
         # Starlette would also answer HEAD requests with the endpoint of GET requests.
         self.methods = {method}
@@ -59,9 +58,15 @@ class RawRoute(Route):
         return match, child_scope
 
 
-def add_route(app: FastAPI, path: str, endpoint: Endpoint, method: str, operation: Json | None = None) -> None:
+def add_route(app: FastAPI, path: str, endpoint: Endpoint, method: str, operation: str | None = None) -> None:
     """Adds a RawRoute to the application's own router: an included router would be searched for every request."""
     app.router.routes.append(RawRoute(path, endpoint, method, operation))
+
+
+def add_model_route(app: FastAPI, end: str, endpoint: Endpoint, method: str, operation: str | None = None) -> None:
+    """Adds routes for a model, for one of its versions, and for a label, whose paths have the same end."""
+    for where in ("", "/versions/{version}", "/labels/{label}"):
+        add_route(app, "/v1/models/{model}" + where + end, endpoint, method, operation)
 
 
 async def in_the_core(request: Request) -> Response:

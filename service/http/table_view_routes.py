@@ -23,9 +23,7 @@ from service.engine.table_view import (
     read_row,
 )
 from service.errors import InvalidRequest, Overloaded
-from service.http.openapi import described
-from service.http.routing import add_route, model_ref, version_number
-from service.http.schemas import Json, ref
+from service.http.routing import add_model_route, model_ref, version_number
 from service.types import ModelRef, TableInfo
 from service.wire.json_body import (
     encode_drift,
@@ -35,95 +33,6 @@ from service.wire.json_body import (
     encode_projection,
     encode_row,
 )
-
-
-def _page_operation(path: str) -> Json:
-    """Describes GET :page."""
-    example = {"version": 2, "start": 0, "total": 1683, "keys": [], "labels": [None], "norms": [1.25]}
-    answer = ("The rows' keys and norms", ref("TablePage"), {"one row": example})
-    route = described("pageRows", "Embeddings", "Rows of a table, by page", path + "/tables/{table}", answer)
-    return _with(route, _query("start", "integer", "First row id"), _query("count", "integer", "Rows, 1 to 1000"))
-
-
-def _row_operation(path: str) -> Json:
-    """Describes GET :row."""
-    example = {
-        "version": 2,
-        "id": 50,
-        "keys": {},
-        "label": "Star Wars (1977)",
-        "is_known": True,
-        "values": [0.5, -0.25],
-        "norm": 0.559,
-        "delta": {"sequence": 7, "time_s": 1760000000.0},
-    }
-    answer = ("The row", ref("TableRow"), {"a row that a delta wrote": example})
-    route = described("showRow", "Embeddings", "One row, by id or key", path + "/tables/{table}", answer)
-    keys = _query("key", "string", "A key of the vocabulary"), _query("feature", "string", "Whose vocabulary")
-    return _with(route, _query("id", "integer", "Row id") | {"example": 1}, *keys)
-
-
-def _projection_operation(path: str) -> Json:
-    """Describes GET :projection."""
-    example = {
-        "version": 2,
-        "total": 3,
-        "explained": [0.9, 0.1],
-        "ids": [0, 1, 2],
-        "x": [-1.0, 0.0, 1.0],
-        "y": [0.1, -0.2, 0.1],
-        "norms": [1.0, 0.5, 1.0],
-    }
-    answer = ("The points of the table's map, at most 100,000", ref("TableMap"), {"three rows": example})
-    route = described("projectTable", "Embeddings", "Map of a table", path + "/tables/{table}", answer)
-    return _may_wait(route)
-
-
-def _drift_operation(path: str) -> Json:
-    """Describes GET :drift."""
-    example = {"version": 2, "from": 1, "is_aligned": True, "values": [0.0, 0.25, None]}
-    answer = ("1 - cosine for each point of the map", ref("TableDrift"), {"three rows, one of them new": example})
-    route = described("driftOfTable", "Embeddings", "Drift of the rows of a map", path + "/tables/{table}", answer)
-    older = _query("from", "integer", "The older version") | {"required": True, "example": 1}
-    return _with(_may_wait(route), older)
-
-
-def _names_operation(path: str) -> Json:
-    """Describes GET :names."""
-    titles = ["", "Toy Story (1995)", "GoldenEye (1995)"]
-    example = {"version": 2, "keys": {"film_id": [None, 1, 2]}, "labels": titles}
-    answer = ("The keys and the label of each point of the map", ref("TableNames"), {"three rows": example})
-    return _may_wait(
-        described("namesOfMap", "Embeddings", "Names of the rows of a map", path + "/tables/{table}", answer)
-    )
-
-
-def _find_operation(path: str) -> Json:
-    """Describes GET :find."""
-    example = {"rows": [{"id": 50, "label": "Star Wars (1977)"}]}
-    answer = ("The rows; those whose labels begin with the text come first", ref("FoundRows"), {"a film": example})
-    route = described("findRows", "Embeddings", "Rows whose labels contain a text", path + "/tables/{table}", answer)
-    text = _query("label", "string", "The text") | {"required": True, "example": "Star Wars"}
-    return _with(route, text, _query("count", "integer", "Most rows, 1 to 1000; 50 without it"))
-
-
-def _may_wait(route: Json) -> Json:
-    content = {"schema": ref("MapState"), "examples": {"computing": {"value": {"state": "computing"}}}}
-    route["responses"][202] = {
-        "description": "The server computes the answer; ask again",
-        "content": {"application/json": content},
-    }
-    return route
-
-
-def _query(name: str, kind: str, description: str) -> Json:
-    return {"name": name, "in": "query", "required": False, "schema": {"type": kind}, "description": description}
-
-
-def _with(route: Json, *parameters: Json) -> Json:
-    route["parameters"] = [*route["parameters"], *parameters]
-    return route
-
 
 # Largest number of requests to this file's routes (lists of a table's rows, single rows, 2-D maps) that run at a time;
 # further requests get the error Overloaded.
@@ -190,14 +99,12 @@ def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
         work = partial(engine.find_labels, model_ref(request), request.path_params["table"], text, most)
         return _answer(encode_found(await in_thread(work)))
 
-    for where in ("", "/versions/{version}", "/labels/{label}"):
-        path = "/v1/models/{model}" + where
-        add_route(app, path + "/tables/{table}:page", page, "GET", _page_operation(path))
-        add_route(app, path + "/tables/{table}:row", row, "GET", _row_operation(path))
-        add_route(app, path + "/tables/{table}:projection", projection, "GET", _projection_operation(path))
-        add_route(app, path + "/tables/{table}:drift", drift, "GET", _drift_operation(path))
-        add_route(app, path + "/tables/{table}:names", names, "GET", _names_operation(path))
-        add_route(app, path + "/tables/{table}:find", find, "GET", _find_operation(path))
+    add_model_route(app, "/tables/{table}:page", page, "GET", "pageRows")
+    add_model_route(app, "/tables/{table}:row", row, "GET", "showRow")
+    add_model_route(app, "/tables/{table}:projection", projection, "GET", "projectTable")
+    add_model_route(app, "/tables/{table}:drift", drift, "GET", "driftOfTable")
+    add_model_route(app, "/tables/{table}:names", names, "GET", "namesOfMap")
+    add_model_route(app, "/tables/{table}:find", find, "GET", "findRows")
     return maps.close
 
 

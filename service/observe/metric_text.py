@@ -41,6 +41,11 @@ def sample(name: str, labelled: str, value: float) -> str:
     return f"{name}{{{labelled}}} {value!r}"
 
 
+def series(name: str, kind: Kind, about: str, values: Iterable[tuple[str, float]]) -> list[str]:
+    """Returns the lines of a metric family. values: labels of each sample, as labels() writes them, and its value."""
+    return family(name, kind, about) + [sample(name, labelled, float(value)) for labelled, value in values]
+
+
 def limit_texts(limits: Iterable[float]) -> tuple[str, ...]:
     """Returns the texts of bucket limits (label le) in TensorFlow Serving's form.
 

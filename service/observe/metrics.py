@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from service.engine.admission import Limits
 from service.engine.servable import LoadedServable
 from service.observe.attention import ReadFiles
-from service.observe.metric_text import CONTENT_TYPE, family, sample
+from service.observe.metric_text import CONTENT_TYPE, series
 from service.observe.own_metrics import (
     VersionStates,
     batch_lines,
@@ -159,4 +159,4 @@ class Metrics:
 def _trace_lines(dropped: int) -> list[str]:
     name = "embedding_server_trace_requests_dropped_total"
     about = "Requests chosen for a trace whose spans were dropped, because too many wait for Python."
-    return [*family(name, "counter", about), sample(name, "", float(dropped))]
+    return series(name, "counter", about, [("", dropped)])

@@ -1,8 +1,4 @@
-"""Writes this server's own metrics, which TensorFlow Serving lacks.
-
-Writes this server's own metrics, with labels that TensorFlow Serving's metrics lack:
-
-API, version, signature, table.
+"""Writes this server's own metrics, with labels that TensorFlow Serving's lack: API, version, signature, table.
 
 Keeps each version's state and number of failed loads for metrics, as long as the status of its model shows the
 version.
@@ -22,8 +18,8 @@ from service.engine.deltas import DeltaStatus
 from service.engine.neighbor_indexes import IndexName
 from service.engine.neighbors import RowIndex
 from service.engine.request_context import Subject
-from service.engine.servable import Files, LoadedServable
-from service.observe.metric_text import QUEUE, REQUEST, SECONDS, Kind, Times, family, histogram, labels, sample
+from service.engine.servable import LoadedServable
+from service.observe.metric_text import QUEUE, REQUEST, SECONDS, Kind, Times, family, histogram, labels, series
 from service.observe.request_metrics import Batches, Requests, Successes
 from service.remote.core_clusters import RemoteCounts, RemoteState
 from service.types import State, TableCounts, VersionStatus
@@ -33,8 +29,6 @@ _PREFIX = "embedding_server_"
 
 
 def request_lines(requests: Requests) -> list[str]:
-    name = _PREFIX + "requests_total"
-    lines = family(name, "counter", "Requests finished, by canonical code; OK: succeeded.")
     found: dict[Subject, Successes] = {}
     counts: dict[tuple[Subject, str], int] = {}
     # These metrics have no label for the method (such as Predict), so the counts of a signature's methods are added:
@@ -46,10 +40,13 @@ def request_lines(requests: Requests) -> list[str]:
         key = subject._replace(method="")
         counts[key, code] = counts.get((key, code), 0) + count
     counts |= {(subject, "OK"): cell.count for subject, cell in found.items()}
-    lines += [
-        sample(name, _subject(subject, code), float(count))
-        for (subject, code), count in sorted(counts.items(), key=lambda item: (_order(item[0][0]), item[0][1]))
-    ]
+    ordered = sorted(counts.items(), key=lambda item: (_order(item[0][0]), item[0][1]))
+    lines = series(
+        _PREFIX + "requests_total",
+        "counter",
+        "Requests finished, by canonical code; OK: succeeded.",
+        [(_subject(subject, code), count) for (subject, code), count in ordered],
+    )
     cells = [(_subject(subject), cell) for subject, cell in sorted(found.items(), key=lambda item: _order(item[0]))]
     lines += _times(
         "request_seconds",
@@ -61,9 +58,8 @@ def request_lines(requests: Requests) -> list[str]:
         "Seconds in the tables or the graph, waits for a batch included, of requests that succeeded.",
         sorted(_run_times(found).items()),
     )
-    name = _PREFIX + "rows_total"
-    lines += family(name, "counter", "Rows (examples) of requests that succeeded.")
-    return lines + [sample(name, labelled, float(cell.rows)) for labelled, cell in cells]
+    about = "Rows (examples) of requests that succeeded."
+    return lines + series(_PREFIX + "rows_total", "counter", about, [(labelled, cell.rows) for labelled, cell in cells])
 
 
 def _run_times(found: Mapping[Subject, Successes]) -> dict[str, Times]:
@@ -77,45 +73,31 @@ def _run_times(found: Mapping[Subject, Successes]) -> dict[str, Times]:
 
 
 def servable_lines(loaded: Sequence[LoadedServable]) -> list[str]:
-    name = _PREFIX + "requests_in_flight"
-    lines = family(name, "gauge", "Requests that hold the version now.")
-    lines += [
-        sample(name, labels({"model": one.servable.name, "version": one.servable.version}), float(one.num_leases))
-        for one in loaded
-    ]
-    for part, about, is_so in _FILES_FAMILIES:
-        name = _PREFIX + part
-        lines += family(name, "gauge", about)
-        lines += [
-            sample(
-                name,
-                labels({"model": one.servable.name, "version": one.servable.version}),
-                float(is_so(one.servable.files)),
-            )
-            for one in loaded
-        ]
+    lines = []
+    for part, about, read in _VERSION_FAMILIES:
+        values = [(_named(one.servable.name, one.servable.version), read(one)) for one in loaded]
+        lines += series(_PREFIX + part, "gauge", about, values)
     tables = [
         (labels({"model": one.servable.name, "table": table, "version": one.servable.version}), counts)
         for one in loaded
         for table, counts in sorted(one.servable.all_table_counts().items())
     ]
-    for part, about, read in _TABLE_FAMILIES:
-        name = _PREFIX + part
-        lines += family(name, "counter", about)
-        lines += [sample(name, labelled, float(read(counts))) for labelled, counts in tables]
+    for part, about, count in _TABLE_FAMILIES:
+        lines += series(_PREFIX + part, "counter", about, [(labelled, count(counts)) for labelled, counts in tables])
     return lines
 
 
-_FILES_FAMILIES: tuple[tuple[str, str, Callable[[Files], bool]], ...] = (
+_VERSION_FAMILIES: tuple[tuple[str, str, Callable[[LoadedServable], float]], ...] = (
+    ("requests_in_flight", "Requests that hold the version now.", lambda one: one.num_leases),
     (
         "tables_verified",
         "1: the bytes of all tables were compared with their checksums.",
-        lambda files: files.is_verified,
+        lambda one: one.servable.files.is_verified,
     ),
     (
         "tables_verification_due",
         "1: the version answers, and its tables are still to be compared with their checksums.",
-        lambda files: files.is_verification_due,
+        lambda one: one.servable.files.is_verification_due,
     ),
 )
 _TABLE_FAMILIES: tuple[tuple[str, str, Callable[[TableCounts], int]], ...] = (
@@ -139,14 +121,11 @@ def batch_lines(batches: Batches) -> list[str]:
     for of_pool in batches.waits.values():
         waits.merge(of_pool)
     lines = _times("queue_seconds", "Seconds that requests waited for their batch.", [("", waits)])
-    name = _PREFIX + "batched_requests_total"
-    lines += family(name, "counter", "Requests in batches that were run; one that is split counts in each.")
-    lines.append(sample(name, "", float(batches.num_requests)))
-    name = _PREFIX + "batching_rejected_total"
-    lines += family(name, "counter", "Requests that no batch took, by canonical code: too large, queue full, too late.")
-    return lines + [
-        sample(name, labels({"code": code}), float(count)) for code, count in sorted(batches.rejected.items())
-    ]
+    about = "Requests in batches that were run; one that is split counts in each."
+    lines += series(_PREFIX + "batched_requests_total", "counter", about, [("", batches.num_requests)])
+    about = "Requests that no batch took, by canonical code: too large, queue full, too late."
+    rejected = [(labels({"code": code}), count) for code, count in sorted(batches.rejected.items())]
+    return lines + series(_PREFIX + "batching_rejected_total", "counter", about, rejected)
 
 
 def _times(part: str, about: str, found: Iterable[tuple[str, Times]]) -> list[str]:
@@ -208,26 +187,32 @@ class VersionStates:
 
     def lines(self) -> list[str]:
         statuses = sorted(self._statuses.copy().items())
-        about = "State of each model version: 10 START, 20 LOADING, 30 AVAILABLE, 40 UNLOADING, 50 END."
-        lines = family(STATE, "gauge", about)
-        lines += [sample(STATE, _named(*key), float(status.state)) for key, status in statuses]
-        lines += family(
-            ERROR,
-            "gauge",
-            "1 for a version that ended with an error, by canonical code; DATA_LOSS: its files are damaged.",
-        )
-        lines += [
-            sample(ERROR, labels({"code": status.code, "model": model, "version": version}), 1.0)
+        states = [(_named(*key), status.state) for key, status in statuses]
+        errors = [
+            (labels({"code": status.code, "model": model, "version": version}), 1)
             for (model, version), status in statuses
             if status.code != "OK"
         ]
-        lines += family(
-            LOAD_FAILURES,
-            "gauge",
-            "How often the version failed to load; gone once it has loaded, or its folder is gone.",
-        )
-        return lines + [
-            sample(LOAD_FAILURES, _named(*key), float(count)) for key, count in sorted(self._failures.copy().items())
+        failures = [(_named(*key), count) for key, count in sorted(self._failures.copy().items())]
+        return [
+            *series(
+                STATE,
+                "gauge",
+                "State of each model version: 10 START, 20 LOADING, 30 AVAILABLE, 40 UNLOADING, 50 END.",
+                states,
+            ),
+            *series(
+                ERROR,
+                "gauge",
+                "1 for a version that ended with an error, by canonical code; DATA_LOSS: its files are damaged.",
+                errors,
+            ),
+            *series(
+                LOAD_FAILURES,
+                "gauge",
+                "How often the version failed to load; gone once it has loaded, or its folder is gone.",
+                failures,
+            ),
         ]
 
 
@@ -237,19 +222,20 @@ def readiness_lines(is_ready: bool, models: Mapping[str, bool]) -> list[str]:
     Args:
       is_ready: whether the server is ready; models: whether each configured model can answer.
     """
-    lines = family(READY, "gauge", "Whether load balancers shall send requests to this server: 1, else 0.")
-    lines.append(sample(READY, "", float(is_ready)))
-    lines += family(MODEL_READY, "gauge", "Whether a version of a configured model answers: 1, else 0.")
-    return lines + [sample(MODEL_READY, labels({"model": name}), float(models[name])) for name in sorted(models)]
+    answering = [(labels({"model": name}), models[name]) for name in sorted(models)]
+    return [
+        *series(
+            READY, "gauge", "Whether load balancers shall send requests to this server: 1, else 0.", [("", is_ready)]
+        ),
+        *series(MODEL_READY, "gauge", "Whether a version of a configured model answers: 1, else 0.", answering),
+    ]
 
 
 def core_lines(loaded: Sequence[LoadedServable]) -> list[str]:
     """Returns the lines of metrics on signatures that the native core does not run."""
     about = "Signatures of the version that no request can run, although the server has their tables or graphs."
-    return family(NOT_RUN, "gauge", about) + [
-        sample(NOT_RUN, _named(one.servable.name, one.servable.version), float(len(one.servable.can_not_run)))
-        for one in loaded
-    ]
+    values = [(_named(one.servable.name, one.servable.version), len(one.servable.can_not_run)) for one in loaded]
+    return series(NOT_RUN, "gauge", about, values)
 
 
 def _named(model: str, version: int) -> str:
@@ -291,15 +277,14 @@ def delta_lines(loaded: Sequence[LoadedServable]) -> list[str]:
         return []
     lines = []
     for part, kind, about, read in _DELTA_FAMILIES:
-        lines += family(_DELTA_PREFIX + part, kind, about)
-        lines += [sample(_DELTA_PREFIX + part, labels(names), float(read(status))) for names, status in found]
+        lines += series(_DELTA_PREFIX + part, kind, about, [(labels(names), read(status)) for names, status in found])
     for part, about, counts in _BY_REASON:
-        lines += family(_DELTA_PREFIX + part, "counter", about)
-        lines += [
-            sample(_DELTA_PREFIX + part, labels({**names, "reason": reason}), float(count))
+        by_reason = [
+            (labels({**names, "reason": reason}), count)
             for names, status in found
             for reason, count in sorted(counts(status).items())
         ]
+        lines += series(_DELTA_PREFIX + part, "counter", about, by_reason)
     return lines
 
 
@@ -318,11 +303,12 @@ def hot_rows_lines(loaded: Sequence[LoadedServable]) -> list[str]:
     ]
     if not found:
         return []
-    lines = family(_DISTINCT, "gauge", "Different rows in the sample of a table's lookups, estimated.")
-    lines += [sample(_DISTINCT, labels(_table_names(one)), float(one.distinct)) for one in found]
-    lines += family(_SHARE, "gauge", "Share of a table's lookups that read one of its `top` hottest rows, sampled.")
-    return lines + [
-        sample(_SHARE, labels({**_table_names(one), "top": top}), one.top_share(top)) for one in found for top in _TOPS
+    distinct = [(labels(_table_names(one)), one.distinct) for one in found]
+    shares = [(labels({**_table_names(one), "top": top}), one.top_share(top)) for one in found for top in _TOPS]
+    about = "Share of a table's lookups that read one of its `top` hottest rows, sampled."
+    return [
+        *series(_DISTINCT, "gauge", "Different rows in the sample of a table's lookups, estimated.", distinct),
+        *series(_SHARE, "gauge", about, shares),
     ]
 
 
@@ -354,13 +340,13 @@ def neighbor_lines(scanned: Mapping[str, int], indexes: Mapping[IndexName, RowIn
     """
     if not scanned:
         return []
-    lines = family(_NAME, "counter", "Rows of tables that searches for nearest rows compared with their queries.")
-    lines += [sample(_NAME, labels({"model": model}), float(count)) for model, count in sorted(scanned.items())]
+    about = "Rows of tables that searches for nearest rows compared with their queries."
+    lines = series(
+        _NAME, "counter", about, [(labels({"model": model}), count) for model, count in sorted(scanned.items())]
+    )
     for name, about, value in _INDEX_METRICS if indexes else ():
-        lines += family(name, "gauge", about)
-        for key, index in sorted(indexes.items()):
-            told = labels({"model": key.model, "version": str(key.version), "table": key.table, "metric": key.metric})
-            lines.append(sample(name, told, float(value(index))))
+        values = [(labels(key._asdict()), value(index)) for key, index in sorted(indexes.items())]
+        lines += series(name, "gauge", about, values)
     return lines
 
 
@@ -382,8 +368,7 @@ def page_lines(counts: PageCounts) -> list[str]:
     if not counts.reads and not counts.bytes:
         return lines
     for name, kind, about, field in _PAGES_FAMILIES:
-        lines += family(_PAGES_PREFIX + name, kind, about)
-        lines.append(sample(_PAGES_PREFIX + name, labels({}), float(getattr(counts, field))))
+        lines += series(_PAGES_PREFIX + name, kind, about, [("", getattr(counts, field))])
     return lines
 
 
@@ -417,12 +402,11 @@ def store_lines(mirrors: Sequence[tuple[str, StoreCounts, bool]]) -> list[str]:
         return []
     lines = []
     for part, about, read in _STORE_FAMILIES:
-        name = _STORE_PREFIX + part
-        lines += family(name, "counter", about)
-        lines += [sample(name, labels({"model": model}), float(read(counts))) for model, counts, _ in mirrors]
-    name = _STORE_PREFIX + "is_listed"
-    lines += family(name, "gauge", "Whether a model's object store could be listed the last time: 1, else 0.")
-    return lines + [sample(name, labels({"model": model}), float(is_listed)) for model, _, is_listed in mirrors]
+        values = [(labels({"model": model}), read(counts)) for model, counts, _ in mirrors]
+        lines += series(_STORE_PREFIX + part, "counter", about, values)
+    about = "Whether a model's object store could be listed the last time: 1, else 0."
+    listed = [(labels({"model": model}), is_listed) for model, _, is_listed in mirrors]
+    return lines + series(_STORE_PREFIX + "is_listed", "gauge", about, listed)
 
 
 _REMOTE_PREFIX = "embedding_server_remote_table_"
@@ -458,48 +442,58 @@ def remote_lines(found: RemoteCounts, state: RemoteState) -> list[str]:
     if not counts:
         return lines
     for name, about, field in _READ_FAMILIES if found.cache is None else (*_READ_FAMILIES, *_CACHED_FAMILIES):
-        lines += family(_REMOTE_PREFIX + name, "counter", about)
-        lines += [
-            sample(
-                _REMOTE_PREFIX + name,
-                labels({"model": model, "version": str(version), "table": table}),
-                float(getattr(count, field)),
-            )
-            for (model, version, table), count in sorted(counts.items())
-        ]
+        values = [(_table(key), getattr(count, field)) for key, count in sorted(counts.items())]
+        lines += series(_REMOTE_PREFIX + name, "counter", about, values)
     for name, kind, about, field in _CACHE_FAMILIES if found.cache is not None else ():
-        lines += family(_CACHE_PREFIX + name, kind, about)
-        lines.append(sample(_CACHE_PREFIX + name, labels({}), float(getattr(found.cache, field))))
+        lines += series(_CACHE_PREFIX + name, kind, about, [("", getattr(found.cache, field))])
     return lines
 
 
 def _state_lines(state: RemoteState) -> list[str]:
-    lines: list[str] = []
     if not state.is_reached:
-        return lines
-    name = "embedding_server_remote_cluster_is_reached"
-    lines += family(name, "gauge", "Whether each hash slot of the cluster has a node that answers.")
-    lines += [sample(name, labels({"cluster": one}), float(value)) for one, value in sorted(state.is_reached.items())]
-    name = "embedding_server_remote_cluster_silent_nodes"
-    lines += family(name, "gauge", "Known nodes of the cluster that do not answer.")
-    lines += [sample(name, labels({"cluster": one}), float(count)) for one, count in sorted(state.num_silent.items())]
-    tables = [
-        ({"model": model, "version": str(version), "table": table}, found)
-        for (model, version, table), found in sorted(state.compared.items())
+        return []
+    clusters = "embedding_server_remote_cluster_"
+    return [
+        *series(
+            clusters + "is_reached",
+            "gauge",
+            "Whether each hash slot of the cluster has a node that answers.",
+            [(labels({"cluster": one}), value) for one, value in sorted(state.is_reached.items())],
+        ),
+        *series(
+            clusters + "silent_nodes",
+            "gauge",
+            "Known nodes of the cluster that do not answer.",
+            [(labels({"cluster": one}), count) for one, count in sorted(state.num_silent.items())],
+        ),
+        *series(
+            _REMOTE_PREFIX + "compared_blocks_total",
+            "counter",
+            "Blocks in the cluster that were compared with the version's files.",
+            [(_table(key), compared) for key, (compared, _) in sorted(state.compared.items())],
+        ),
+        *series(
+            _REMOTE_PREFIX + "faulty_blocks",
+            "gauge",
+            "Blocks in the cluster that are lost or differ from the version's files, by fault.",
+            [
+                (_table(key, fault=fault), faulty.get(fault, 0))
+                for key, (_, faulty) in sorted(state.compared.items())
+                for fault in _FAULTS
+            ],
+        ),
+        *series(
+            _REMOTE_PREFIX + "refused_upserts_total",
+            "counter",
+            "Upserts that the table's cluster refused, or for which it could not be reached.",
+            [(_table(key), count) for key, count in sorted(state.refused.items())],
+        ),
     ]
-    name = _REMOTE_PREFIX + "compared_blocks_total"
-    lines += family(name, "counter", "Blocks in the cluster that were compared with the version's files.")
-    lines += [sample(name, labels(subject), float(compared)) for subject, (compared, _) in tables]
-    name = _REMOTE_PREFIX + "faulty_blocks"
-    lines += family(name, "gauge", "Blocks in the cluster that are lost or differ from the version's files, by fault.")
-    for subject, (_, faulty) in tables:
-        for fault in _FAULTS:
-            lines.append(sample(name, labels(subject | {"fault": fault}), float(faulty.get(fault, 0))))
-    name = _REMOTE_PREFIX + "refused_upserts_total"
-    lines += family(name, "counter", "Upserts that the table's cluster refused, or for which it could not be reached.")
-    for (model, version, table), count in sorted(state.refused.items()):
-        lines.append(sample(name, labels({"model": model, "version": str(version), "table": table}), float(count)))
-    return lines
+
+
+def _table(key: tuple[str, int, str], **more: str) -> str:
+    model, version, table = key
+    return labels({"model": model, "version": version, "table": table, **more})
 
 
 def remote_status(found: RemoteCounts) -> dict[str, Any]:

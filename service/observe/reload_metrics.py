@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 
-from service.observe.metric_text import Kind, family, labels, sample
+from service.observe.metric_text import labels, series
 
 RELOADS = "embedding_server_auth_config_reloads_total"
 IS_CURRENT = "embedding_server_auth_config_is_current"
@@ -38,14 +37,12 @@ class ReloadCounter:
             counts, is_current = dict(self._counts), self._is_current
         if not any(counts.values()):
             return []
-        lines = family(RELOADS, "counter", "New contents of --auth_config: taken or refused.")
-        lines += [sample(RELOADS, labels({"result": result}), float(count)) for result, count in counts.items()]
-        lines += family(
-            IS_CURRENT,
-            "gauge",
-            "1: the content of --auth_config is in force; 0: it was refused, and the content before it is.",
-        )
-        return [*lines, sample(IS_CURRENT, "", float(is_current))]
+        reloads = [(labels({"result": result}), count) for result, count in counts.items()]
+        about = "1: the content of --auth_config is in force; 0: it was refused, and the content before it is."
+        return [
+            *series(RELOADS, "counter", "New contents of --auth_config: taken or refused.", reloads),
+            *series(IS_CURRENT, "gauge", about, [("", is_current)]),
+        ]
 
     def _count(self, result: str) -> None:
         with self._lock:
@@ -101,29 +98,22 @@ class TlsCounter:
         if not ends_s:
             return []
         return [
-            *_family(
-                "certificate_end_timestamp_seconds",
+            *series(
+                _TLS_PREFIX + "certificate_end_timestamp_seconds",
                 "gauge",
                 "Seconds since 1970 at which the first of the certificates ends that the port shows.",
-                {labels({"api": api}): end_s for api, end_s in ends_s.items()},
+                sorted((labels({"api": api}), end_s) for api, end_s in ends_s.items()),
             ),
-            *_family(
-                "reloads_total",
+            *series(
+                _TLS_PREFIX + "reloads_total",
                 "counter",
                 "Changed files with certificates: taken or refused.",
-                {labels({"api": api, "outcome": outcome}): count for (api, outcome), count in reloads.items()},
+                sorted((labels({"api": api, "outcome": outcome}), count) for (api, outcome), count in reloads.items()),
             ),
-            *_family(
-                "handshakes_failed_total",
+            *series(
+                _TLS_PREFIX + "handshakes_failed_total",
                 "counter",
                 "Connections that ended before they were secured; 0 where grpcio has the port.",
-                {labels({"api": api}): count for api, count in failed.items()},
+                sorted((labels({"api": api}), count) for api, count in failed.items()),
             ),
         ]
-
-
-def _family(part: str, kind: Kind, about: str, series: Mapping[str, float]) -> list[str]:
-    name = _TLS_PREFIX + part
-    return family(name, kind, about) + [
-        sample(name, labelled, float(value)) for labelled, value in sorted(series.items())
-    ]

@@ -18,7 +18,7 @@ from service.artifact.protos import message_class
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, encode_record
 from service.engine.model_config import ModelConfig, RequestLogConfig
 from service.engine.request_context import Recorder
-from service.observe.metric_text import family, labels, sample
+from service.observe.metric_text import labels, series
 
 SUFFIX, OPEN_SUFFIX = ".tfrecord", ".tfrecord.part"
 # Least number of full files that a request log is divided into, so that little is lost when the oldest one is removed.
@@ -326,18 +326,19 @@ class RequestLogs:
             running = [(name, log) for name, (_, log) in self._logs.items()]
             for name, log in self._ending + running:
                 counts[name] = _sum(counts.get(name), log.counts())
-        lines: list[str] = []
-        for part, kind, about, place in (
-            ("records_total", "counter", "Requests written to the request log.", 0),
-            ("dropped_total", "counter", "Requests chosen for the log and not written: queue full, or disabled.", 1),
-            ("disabled", "gauge", "1: an error, such as a full disk, ended the request log.", 2),
-        ):
-            lines += family(_PREFIX + part, kind, about)  # type: ignore[arg-type]
-            lines += [
-                sample(_PREFIX + part, labels({"model": name}), float(found[place]))
-                for name, found in sorted(counts.items())
-            ]
-        return lines
+        named = [(labels({"model": name}), found) for name, found in sorted(counts.items())]
+        dropped = "Requests chosen for the log and not written: queue full, or disabled."
+        disabled = "1: an error, such as a full disk, ended the request log."
+        return [
+            *series(
+                _PREFIX + "records_total",
+                "counter",
+                "Requests written to the request log.",
+                [(at, found.written) for at, found in named],
+            ),
+            *series(_PREFIX + "dropped_total", "counter", dropped, [(at, found.dropped) for at, found in named]),
+            *series(_PREFIX + "disabled", "gauge", disabled, [(at, found.is_disabled) for at, found in named]),
+        ]
 
     def _begin(self, name: str, config: RequestLogConfig) -> ModelLog:
         files = RecordFiles(config.filename_prefix, max_bytes=self._max_bytes, now=self._now)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.access.access import create_access
-from service.access.tls import TlsError, Wires
+from service.access.tls import Wires
 from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import installed_version
 from service.core.clusters import Clusters
@@ -46,7 +46,7 @@ from service.observe.own_metrics import (
 from service.observe.request_logs import RequestLogs
 from service.observe.request_metrics import Batches
 from service.observe.statusz import Statusz, overload
-from service.observe.tracing import TracingUnavailable, start_tracing
+from service.observe.tracing import start_tracing
 from service.process.bound_ports import Ports, log_listening
 from service.process.http_parts import HttpParts, metrics_paths_of
 from service.process.model_lists import ModelLists
@@ -57,7 +57,6 @@ from service.types import State, VersionStatus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from service.observe.otel import OtelTracing
     from service.process.control_servers import AdminServer
     from service.process.native_servers import NativeServers
     from service.stores.mirror import Stores
@@ -87,14 +86,6 @@ def open_stores(settings: Settings) -> Stores | None:
         raise StartError(f"--store_cache_dir: {error}") from error
     except OSError as error:
         raise StartError(f"--store_cache_dir={folder} can not be used: {error.strerror}") from error
-
-
-def tracing_of(settings: Settings) -> OtelTracing | None:
-    """Starts tracing; returns None if the settings ask for none. Raises StartError if tracing can not start."""
-    try:
-        return start_tracing(settings)
-    except TracingUnavailable as error:
-        raise StartError(str(error)) from error
 
 
 def create_admission(settings: Settings, metrics: Metrics) -> Admission:
@@ -253,7 +244,7 @@ class App:
             settings, self._registry.is_available, lambda model: self._models.look_again(model)
         )
         self._hot_rows = HotRowsFiles(settings.hot_rows_dir, self._registry.loaded)
-        self._tracing = tracing_of(settings)
+        self._tracing = start_tracing(settings)
         rules = create_load_rules(
             settings,
             self._metrics,
@@ -300,23 +291,21 @@ class App:
         )
         self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
         self._access = create_access(settings.auth_config, settings.console_secret_file, self._engine, self._metrics)
-        try:
-            self._tls = Wires(settings, self._metrics.tls)
-        except TlsError as error:
-            raise StartError(str(error)) from error
+        self._tls = Wires(settings, self._metrics.tls)
+        access, render, statusz, traffic = self._access, self._metrics.render, self._statusz().read, self._traffic.read
         self._http_parts = HttpParts(
             settings,
-            self._engine,
-            self._metrics,
-            self._access,
+            access.engine if access else self._engine,
+            access.metrics(render) if access else render,
+            access,
             self._tls,
-            statusz=self._statusz().read,
+            statusz=access.server_wide(statusz) if access else statusz,
             spans=self._tracing.http_spans if self._tracing else None,
             metrics_paths=metrics_paths_of(settings.monitoring_config_file),
             version=installed_version,
             labels=self._registry.labels,
             history=self._history.read,
-            traffic=self._traffic.read,
+            traffic=access.server_wide(traffic) if access else traffic,
             folders=lambda model: sorted(self._models.folders(model)),
         )
         self._servers = self._create_servers()
@@ -385,9 +374,9 @@ class App:
 
     def _create_admin(self) -> AdminServer:
         # control_servers is imported here and not at the top, because it imports FastAPI, which takes long.
-        from service.process.control_servers import create_admin_server
+        from service.process.control_servers import AdminServer
 
-        return create_admin_server(self._http_parts, self._lists.reload_config)
+        return AdminServer(self._http_parts, self._lists.reload_config)
 
     async def _open(self, models: Sequence[str]) -> Ports | None:
         """Opens the ports, first_loads_timeout_s after the start at the latest, and starts the control servers.

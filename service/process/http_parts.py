@@ -13,23 +13,23 @@ from service.configuration.config_files import metrics_paths, read_monitoring_co
 from service.configuration.settings import Settings, StartError
 from service.engine.engine import Engine
 from service.errors import ServiceError
-from service.observe.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
 class HttpParts:
     """The parts of the server, such as callers and metrics, from which the HTTP servers are built.
 
+    seen: the engine that checks the caller's rights; render, statusz, traffic: metrics, status page and traffic, which
+      check them too.
     access: the callers and their rights; None: everybody may do everything.
     metrics_paths: the paths that serve metrics, see monitoring_config.
-    statusz: gathers the content of the status page. spans: wraps the application so that its requests are traced.
-    version: returns the server's version. labels, history, folders: of a model; see
-      observe.history. traffic: see observe.history.
+    spans: wraps the application so that its requests are traced.
+    version: returns the server's version. labels, history, folders: of a model; see observe.history.
     """
 
     settings: Settings
-    engine: Engine
-    metrics: Metrics
+    seen: Engine
+    render: Callable[[], tuple[bytes, str]]
     access: Access | None
     tls: Wires
     statusz: Callable[[], Mapping[str, Any]]

@@ -131,11 +131,7 @@ def parse_batching_text(text: str, source: str) -> BatchingParameters:
     Raises:
       InvalidRequest: the text is not the text form of a BatchingParameters, or its values conflict.
     """
-    message = _batching_class()()
-    try:
-        fill_from_text(message, text)
-    except (TextFormError, UnicodeError) as error:
-        raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}") from error
+    message = _filled(_batching_class(), text, source)
     given: dict[str, Any] = {name: getattr(message, name).value for name in _WRAPPED if message.HasField(name)}
     parameters = BatchingParameters(
         **given,
@@ -147,6 +143,16 @@ def parse_batching_text(text: str, source: str) -> BatchingParameters:
     except InvalidRequest as error:
         raise InvalidRequest(f"{source}: {error.message}") from error
     return parameters
+
+
+def _filled(kind: MessageClass, text: str, source: str) -> MessageClass:
+    """Returns a message with the fields in a text; raises InvalidRequest, which names the text's source."""
+    message = kind()
+    try:
+        fill_from_text(message, text)
+    except (TextFormError, UnicodeError) as error:
+        raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}") from error
+    return message
 
 
 @cache
@@ -187,11 +193,8 @@ def parse_config_text(text: str, source: str) -> tuple[ModelConfig, ...] | None:
     # Two blanks replace the "#@" before a field that only this server has: the parser then reads the field, and the
     # columns in its error texts are those of the file.
     own, count = _OWN_LINE.subn(r"\1  ", text)
-    message = _config_with_own_fields()() if count else message_class("tensorflow.serving.ModelServerConfig")()
-    try:
-        fill_from_text(message, own)
-    except (TextFormError, UnicodeError) as error:
-        raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}") from error
+    kind = _config_with_own_fields() if count else message_class("tensorflow.serving.ModelServerConfig")
+    message = _filled(kind, own, source)
     choice = message.WhichOneof("config")
     if choice is None:
         return None
@@ -309,11 +312,7 @@ def parse_monitoring_text(text: str, source: str) -> PrometheusConfig:
     Raises:
       InvalidRequest: the text is not the text form of a MonitoringConfig.
     """
-    message = _monitoring_class()()
-    try:
-        fill_from_text(message, text)
-    except (TextFormError, UnicodeError) as error:
-        raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}") from error
+    message = _filled(_monitoring_class(), text, source)
     return PrometheusConfig(message.prometheus_config.enable, message.prometheus_config.path)
 
 

@@ -79,9 +79,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pair[7] *= -1
     write_toy_model(folder / "spare" / "1")
     write_toy_model(folder / "spare" / "2", scale=2)
+    collector = f'log_collector_config {{ filename_prefix: "{folder}/log" }}'
+    log = f"logging_config {{ {collector} sampling_config {{ sampling_rate: 1 }} }}"
     entries = "".join(
         f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" {more} }}\n'
-        for name, more in (("toy", ""), ("large", ""), ("spare", ""), ("pair", "model_version_policy { all {} }"))
+        for name, more in (("toy", log), ("large", ""), ("spare", ""), ("pair", "model_version_policy { all {} }"))
     )
     (folder / "models.conf").write_text(f"model_config_list {{\n{entries}}}\n")
     return folder
@@ -101,8 +103,8 @@ def serve(base: Path, **settings: object) -> ServerProcess:
 
 @pytest.fixture(scope="module")
 def server(base: Path) -> Iterator[ServerProcess]:
-    """Starts a server without access control, and waits until it has no problems."""
-    with serve(base) as process:
+    """Starts a server without access control, to which each request is slow, and waits until it has no problems."""
+    with serve(base, slow_request_ms=0.001) as process:
         process.answering()
         until(lambda: process.http.get("/readyz").json().get("problems") == {})
         yield process
@@ -343,6 +345,26 @@ def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server:
     ]
     assert cells[0][0] >= cells[1][0] and all(re.fullmatch(r"[\w.:-]{6,64}", one[5]) for one in cells)
     page.get_by_text("No request was refused for lack of room.").wait_for()
+
+
+def test_an_operator_sees_slow_requests_request_logs_settings_and_signatures_that_are_not_run(
+    console: Watched, server: ServerProcess, base: Path
+) -> None:
+    assert server.http.post("/v1/models/toy:lookup", json={"features": {"user": [1]}}).status_code == 200
+    page = console.open()
+    for section, summary, region, cells in (
+        ("Server", "Requests slower than 0.001 ms", "Slow requests", ["toy", "lookup", "1"]),
+        ("Server", "Request logs", "Request logs", ["toy", f"{base}/log", "100 %"]),
+        ("Server", "Changed settings", "Changed settings", ["--slow_request_ms", "0.001", "no"]),
+        ("Model toy", "no request can run", "Signatures of toy that are not run", ["1", "serving_default"]),
+    ):
+        card = page.get_by_role("region", name=section, exact=True)
+        card.locator("summary").filter(has_text=summary).click()
+        row = card.get_by_role("region", name=region, exact=True).locator("tbody tr")
+        for cell in cells:
+            row = row.filter(has_text=cell)
+        row.first.wait_for()
+    assert not browsing.AXE.is_file() or console.findings() == []
 
 
 def test_a_broken_link_is_told(console: Watched) -> None:

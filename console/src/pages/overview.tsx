@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { Change, Model, Overview, get } from "../api";
 import { address, useLoad } from "../hooks";
 import { Badge, Grid, Problem, bytes, duration, modelName, shown, time, timeOf } from "../parts";
-import { Noted, Statusz, VersionStatus } from "../statusz";
+import { Noted, Setting, Statusz, VersionStatus } from "../statusz";
 
 // Width of the time line; it is scaled to its card, and its letters with it.
 const WIDTH = innerWidth > 600 ? 600 : 320;
@@ -72,6 +72,7 @@ function ModelCard(props: {
       .join(", ");
   const detail = (version: number): VersionStatus | undefined => details.find((one) => one.version === version);
   const tables = details.flatMap((one) => (one.tables ?? []).map((table) => ({ ...table, version: one.version })));
+  const notRun = details.flatMap((one) => Object.entries(one.not_run ?? {}).map(([name, reason]) => ({ version: one.version, name, reason })));
   return (
     <section class="card" aria-label={`Model ${model.name}`}>
       <h2>{model.name}</h2>
@@ -101,6 +102,20 @@ function ModelCard(props: {
             version {one.version}: {one.code}: {one.message}
           </p>
         ))}
+      {notRun.length ? (
+        <details>
+          <summary>Signatures that no request can run: {notRun.length}</summary>
+          <Grid
+            label={`Signatures of ${model.name} that are not run`}
+            rows={notRun}
+            columns={[
+              { name: "version", isNumber: true, cell: (one) => one.version },
+              { name: "signature", cell: (one) => one.name },
+              { name: "reason", cell: (one) => one.reason },
+            ]}
+          />
+        </details>
+      ) : null}
       <TimeLine model={model} nowS={props.nowS} />
       {tables.length ? (
         <Grid
@@ -151,6 +166,23 @@ function Attention({ statusz }: { statusz: Statusz }): JSX.Element {
   );
 }
 
+function Settings(props: { label: string; summary: string; settings: [string, Setting][] }): JSX.Element {
+  return (
+    <details>
+      <summary>{props.summary}</summary>
+      <Grid
+        label={props.label}
+        rows={props.settings}
+        columns={[
+          { name: "setting", cell: ([name]) => `--${name}` },
+          { name: "value", isNumber: true, cell: ([, one]) => (typeof one.value === "object" ? JSON.stringify(one.value) : String(one.value)) },
+          { name: "is default", cell: ([, one]) => (one.is_default ? "yes" : "no") },
+        ]}
+      />
+    </details>
+  );
+}
+
 function Limits({ statusz }: { statusz: Statusz }): JSX.Element {
   const limits = Object.entries(statusz.settings).filter(([name]) => name.startsWith("max_") || name.endsWith("_timeout_s"));
   const refused = statusz.overload.models.flatMap((one) => Object.entries(one.refused).map(([reason, count]) => ({ ...one, reason, count })));
@@ -170,18 +202,61 @@ function Limits({ statusz }: { statusz: Statusz }): JSX.Element {
       ) : (
         <p class="faint">No request was refused for lack of room. Requests that are too large are among the last errors.</p>
       )}
-      <details>
-        <summary>{limits.length} settings</summary>
-        <Grid
-          label="Settings of limits"
-          rows={limits}
-          columns={[
-            { name: "setting", cell: ([name]) => `--${name}` },
-            { name: "value", isNumber: true, cell: ([, one]) => String(one.value) },
-            { name: "is default", cell: ([, one]) => (one.is_default ? "yes" : "no") },
-          ]}
-        />
-      </details>
+      <Settings label="Settings of limits" summary={`${limits.length} settings`} settings={limits} />
+    </section>
+  );
+}
+
+/** What an operator looks up now and then: slow requests, request logs, and settings that differ from their defaults. */
+function ServerDetails({ statusz }: { statusz: Statusz }): JSX.Element {
+  const { slow_request_s: slowS } = statusz.server;
+  const logs = Object.entries(statusz.request_logs);
+  const changed = Object.entries(statusz.settings).filter(([, one]) => !one.is_default);
+  const ms = (seconds: number): string => shown(seconds * 1000, 3);
+  return (
+    <section class="card" aria-label="Server">
+      <h2>Server</h2>
+      {slowS === null ? <p class="faint">No request counts as slow: --slow_request_ms is 0.</p> : null}
+      {statusz.slow_requests.length ? (
+        <details>
+          <summary>
+            Requests slower than {ms(slowS ?? 0)} ms: {statusz.slow_requests.length}
+          </summary>
+          <Grid
+            label="Slow requests"
+            rows={statusz.slow_requests}
+            columns={[
+              { name: "at", cell: (one) => timeOf(one.at) },
+              { name: "model", cell: (one) => modelName(one.model) },
+              { name: "signature", cell: (one) => one.signature },
+              { name: "rows", isNumber: true, cell: (one) => shown(one.rows) },
+              { name: "time (ms)", isNumber: true, cell: (one) => ms(one.seconds) },
+              { name: "of it run (ms)", isNumber: true, cell: (one) => ms(one.run_seconds) },
+              { name: "request id", cell: (one) => <code>{one.request_id}</code> },
+            ]}
+          />
+        </details>
+      ) : slowS === null ? null : (
+        <p class="faint">No request was slower than {ms(slowS)} ms.</p>
+      )}
+      {logs.length ? (
+        <details>
+          <summary>Request logs: {logs.length}</summary>
+          <Grid
+            label="Request logs"
+            rows={logs}
+            columns={[
+              { name: "model", cell: ([model]) => model },
+              { name: "files", cell: ([, log]) => <code>{log.prefix}</code> },
+              { name: "sampled", isNumber: true, cell: ([, log]) => `${shown(log.sampling_rate * 100, 3)} %` },
+              { name: "written", isNumber: true, cell: ([, log]) => shown(log.written) },
+              { name: "dropped", isNumber: true, cell: ([, log]) => shown(log.dropped) },
+              { name: "state", cell: ([, log]) => <Badge state={log.is_disabled ? "ended by an error" : "ready"} isBad={log.is_disabled} /> },
+            ]}
+          />
+        </details>
+      ) : null}
+      <Settings label="Changed settings" summary={`Changed settings: ${changed.length}`} settings={changed} />
     </section>
   );
 }
@@ -273,6 +348,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
               <p class="faint">No request has failed.</p>
             )}
           </section>
+          <ServerDetails statusz={data} />
         </>
       ) : null}
     </>

@@ -13,7 +13,6 @@ from service.configuration.config_files import ConfigFile, metrics_paths, models
 from service.configuration.settings import Settings
 from service.engine.model_config import ModelConfig
 from service.errors import ConfigConflict, InvalidRequest, ReloadFailed, ServiceError
-from service.http.http_app import DEFAULT_METRICS_PATHS
 from service.wire.config_protos import PrometheusConfig
 from tests.conftest import Clock
 
@@ -207,7 +206,7 @@ def test_paths(config: PrometheusConfig | None, paths: tuple[str, ...]) -> None:
 
 
 def test_the_default_is_the_applications_too() -> None:
-    assert metrics_paths(None) == DEFAULT_METRICS_PATHS
+    assert metrics_paths(None) == ("/metrics", "/monitoring/prometheus/metrics")
 
 
 @pytest.mark.parametrize("path", ["metrics", "/a{b}", "/a?b", "/a b", "/healthz", "/docs", "/v1/models/m/metadata"])

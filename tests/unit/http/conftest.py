@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
+from service.configuration.config_files import metrics_paths
 from service.engine.admission import NeighborLimits
 from service.engine.engine import Engine
 from service.engine.neighbors import Nearest, RowSearch
@@ -142,6 +143,7 @@ def make_http(engine: Engine) -> Iterator[Callable[..., Http]]:
     def make(**settings: Any) -> Http:
         defaults: dict[str, Any] = {
             "metrics": lambda: (b"requests 1\n", "text/plain; version=0.0.4"),
+            "metrics_paths": metrics_paths(None),
             "max_body_bytes": MAX_BODY_BYTES,
             "rest_api_timeout_s": 20,
         }

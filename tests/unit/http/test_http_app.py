@@ -205,6 +205,59 @@ def test_examples_show_no_key_of_a_vocabulary(http: Http, registry: Registry) ->
     assert _examples(paths["/v1/models/{model}:lookup"]["post"]["requestBody"]) == []
 
 
+# Operation -> its method, the end of its path, and the statuses of its answers. Operations of a model have further
+# paths for a version and a label, of which the Open Inference Protocol lacks the second.
+OPERATIONS = {
+    "lookup": "post M:lookup 200 400 404 413 500 503 504",
+    "listTables": "get M/tables 200 400 404 503",
+    "readRows": "post M/tables/{table}:rows 200 400 404 413 500 503 504",
+    "findNeighbors": "post M/tables/{table}:neighbors 200 400 404 413 500 503 504",
+    "pageRows": "get M/tables/{table}:page 200 400 404 413 500 503 504",
+    "showRow": "get M/tables/{table}:row 200 400 404 413 500 503 504",
+    "projectTable": "get M/tables/{table}:projection 200 202 400 404 413 500 503 504",
+    "driftOfTable": "get M/tables/{table}:drift 200 202 400 404 413 500 503 504",
+    "namesOfMap": "get M/tables/{table}:names 200 202 400 404 413 500 503 504",
+    "findRows": "get M/tables/{table}:find 200 400 404 413 500 503 504",
+    "hotRows": "get M/tables/{table}:hot 200 400 404 413 500 503 504",
+    "predict": "post M:predict 200 400 404 413 500 503 504",
+    "classify": "post M:classify 200 400 404 413 500 503 504",
+    "regress": "post M:regress 200 400 404 413 500 503 504",
+    "getStatus": "get M 200 400 404",
+    "getMetadata": "get M/metadata 200 400 404 503",
+    "infer": "post O/infer 200 400 404 413 500 503 504",
+    "describeModel": "get O 200 400 404 503",
+    "getModelConfig": "get O/config 200 400 404 503",
+    "isModelReady": "get O/ready 200 400 404 503",
+    "diffVersion": "get /v1/models/{model}/versions/{version}:diff 200 400 404 413 500 503 504",
+    "getModels": "get /v1/models 200",
+    "describeServer": "get /v2 200",
+    "isLive": "get /v2/health/live 200",
+    "isReady": "get /v2/health/ready 200 503",
+    "listRepository": "post /v2/repository/index 200 400 413",
+    "healthz": "get /healthz 200",
+    "readyz": "get /readyz 200 503",
+    "metrics": "get /metrics 200",
+    "statusz": "get /v1/statusz 200",
+}
+
+
+def test_the_document_has_each_operation_with_its_statuses(make_http: Callable[..., Http]) -> None:
+    expected = {}
+    for name, told in OPERATIONS.items():
+        method, path, *statuses = told.split()
+        for which, where in (("", ""), ("Version", "/versions/{version}"), ("Label", "/labels/{label}")):
+            if path[0] == "/" and which or path[0] == "O" and which == "Label":
+                continue
+            whole = path.replace("M", "/v1/models/{model}" + where).replace("O", "/v2/models/{model}" + where)
+            expected[name + which] = (method, whole, statuses)
+    paths = make_http(statusz=dict).get("/openapi.json").json()["paths"]
+    assert expected == {
+        operation["operationId"]: (method, path, sorted(operation["responses"]))
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+    }
+
+
 def test_operations_have_short_names(http: Http) -> None:
     paths = http.get("/openapi.json").json()["paths"]
     names = [operation["operationId"] for methods in paths.values() for operation in methods.values()]

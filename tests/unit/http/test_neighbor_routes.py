@@ -23,6 +23,7 @@ def http(toy_engine: Engine) -> Iterator[Http]:
     app = create_http_app(
         toy_engine,
         metrics=lambda: (b"", "text/plain"),
+        metrics_paths=(),
         max_body_bytes=1 << 16,
         rest_api_timeout_s=20,
     )

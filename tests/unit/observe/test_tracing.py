@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from service.configuration.settings import Settings
+from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import otlp_protocol
-from service.observe.tracing import TracingUnavailable, start_tracing
+from service.observe.tracing import start_tracing
 
 
 @pytest.mark.parametrize(
@@ -29,5 +29,5 @@ def test_it_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_protocol_that_there_is_not_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
-    with pytest.raises(TracingUnavailable, match="is 'http/json': expected grpc or http/protobuf"):
+    with pytest.raises(StartError, match="is 'http/json': expected grpc or http/protobuf"):
         start_tracing(Settings(tracing="otlp"))
