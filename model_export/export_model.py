@@ -78,7 +78,7 @@ def export(
         console, reports and searches show them. A table with one vocabulary of strings needs none: its keys are shown.
       clock: returns the time that the manifest records.
       source_options: further arguments for this kind of model: those of EstimatorSource, LayerSource or KerasRsSource,
-        or of a Keras model without such layers `inputs`, `measure` and `say` (keras_export.export_keras).
+        or of a Keras model without such layers `inputs`, `measure` and `say` (adopt.export_keras).
 
     Raises:
       TypeError: the model is of no known kind, or its kind does not have an option.
@@ -95,7 +95,7 @@ def export(
     if _is_plain_keras(model):
         _refuse_arguments(devices, signatures, batch_sizes, export_to_tpu, table_dtype)
         _refuse_options("a Keras model without TPU embedding layers", source_options, _KERAS_OPTIONS)
-        from model_export.adoption.keras_export import export_keras
+        from model_export.adoption.adopt import export_keras
 
         return export_keras(
             model,

@@ -10,9 +10,11 @@ import dataclasses
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +32,7 @@ from model_export.adoption.plan import (
 from model_export.adoption.spec import Names, read_names, read_spec
 from model_export.adoption.summary import Served, summary_lines
 from model_export.errors import ExportError
-from model_export.exporter.artifact import base_provenance
+from model_export.exporter.artifact import add_extra_files, base_provenance
 from model_export.exporter.versions import LabelSource, finish, new_version_folder
 from model_export.folder_checks import is_keras_file
 from model_export.graphs.added_lookups import add_lookups, write_graph
@@ -59,10 +61,7 @@ def names_text(found: Discovery) -> str:
         entry = found.opened.variables[key]
         lines.append(f'{name} = "{name}"  # {key}, {entry.shape[0]} x {entry.shape[1]} {entry.dtype}')
     lines += ["", "[names.features]"]
-    lookups: dict[str, LookupFeature] = {}
-    for signature in found.signatures:
-        for name, lookup in signature.entry.features.items():
-            lookups.setdefault(name, lookup)
+    lookups = found.lookups()
     for name, feature in found.features.items():
         keys = "" if feature.keys is None else f", {feature.keys.entry.size or 'hashed'} keys"
         lines.append(f'{name} = "{name}"  # {_words(lookups[name])} of table {found.tables[feature.table]}{keys}')
@@ -162,70 +161,77 @@ def adopt(
     """
     folder = Path(saved_model)
     base = _base(folder, out)
-    if is_keras_file(folder):
-        with saved(load_keras(folder)) as written:
-            return adopt(
-                written,
-                spec,
-                base,
-                version=version,
-                measure=measure,
-                allow_rounding=allow_rounding,
-                allow_nonfinite=allow_nonfinite,
-                allow_unproven=allow_unproven,
-                say=say,
-                clock=clock,
-            )
-    target = new_version_folder(base, version)
-    inputs = read_signature_inputs(folder)
-    if (folder / MANIFEST_PATH).exists():
-        raise ExportError(f"{folder} has a lookup manifest already")
-    names = Names() if spec is None else read_names(Path(spec))
-    unproven: list[Unproven] = []
-    if names is not None:
-        found = with_names(discover(folder, say, allow_rounding=allow_rounding), names)
-        opened, plan = found.opened, plan_of_discovery(found)
-    else:
-        found = discover(folder, say, allow_rounding=allow_rounding, needs_tables=False)
-        opened = found.opened
-        plan = plan_of_spec(read_spec(Path(str(spec)), opened.bundle), inputs, opened)
-        unproven = unproven_features(plan, found)
-        if not allow_unproven:
-            if required := [one for one in unproven if one.signature in plan.required]:
-                raise ExportError("\n".join([*map(str, required), _UNPROVEN]))
-            plan, unproven = left_to_tensorflow(plan, {one.signature: one.reason for one in unproven}), []
-    provenance = {**base_provenance(int(target.name), clock()), ADOPTED_FROM: folder.name}
-    if unproven:
-        provenance["unproven"] = sorted(f"{one.signature}/{one.feature}" for one in unproven)
-    is_new = not base.exists()
-    base.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
-    try:
-        say("copying the SavedModel")
-        artifact = temporary / target.name
-        shutil.copytree(folder, artifact)
-        if opened.repaired:
-            write_graph(artifact, opened.meta_graph)
-        copy = _Copy(artifact, opened, plan, provenance)
-        manifest, served = copy.described(say, measure=measure)
-        manifest = with_nonfinite(artifact, manifest, allow=allow_nonfinite)
-        finish(artifact, manifest, target, labels)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if is_new and not any(base.iterdir()):
-            base.rmdir()
+    with _as_saved_model(folder) as folder:
+        target = new_version_folder(base, version)
+        inputs = read_signature_inputs(folder)
+        if (folder / MANIFEST_PATH).exists():
+            raise ExportError(f"{folder} has a lookup manifest already")
+        names = Names() if spec is None else read_names(Path(spec))
+        unproven: list[Unproven] = []
+        if names is not None:
+            found = with_names(discover(folder, say, allow_rounding=allow_rounding), names)
+            opened, plan = found.opened, plan_of_discovery(found)
+        else:
+            found = discover(folder, say, allow_rounding=allow_rounding, needs_tables=False)
+            opened = found.opened
+            plan = plan_of_spec(read_spec(Path(str(spec)), opened.bundle), inputs, opened)
+            unproven = unproven_features(plan, found)
+            if not allow_unproven:
+                if required := [one for one in unproven if one.signature in plan.required]:
+                    raise ExportError("\n".join([*map(str, required), _UNPROVEN]))
+                plan, unproven = left_to_tensorflow(plan, {one.signature: one.reason for one in unproven}), []
+        provenance = {**base_provenance(int(target.name), clock()), ADOPTED_FROM: folder.name}
+        if unproven:
+            provenance["unproven"] = sorted(f"{one.signature}/{one.feature}" for one in unproven)
+        is_new = not base.exists()
+        base.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
+        try:
+            say("copying the SavedModel")
+            artifact = temporary / target.name
+            shutil.copytree(folder, artifact)
+            if opened.repaired:
+                write_graph(artifact, opened.meta_graph)
+            copy = _Copy(artifact, opened, plan, provenance)
+            manifest, served = copy.described(say, measure=measure)
+            manifest = with_nonfinite(artifact, manifest, allow=allow_nonfinite)
+            finish(artifact, manifest, target, labels)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if is_new and not any(base.iterdir()):
+                base.rmdir()
     for line in summary_lines(plan, served):
         say(line)
     return target
 
 
+def export_keras(
+    model: Any, base: Path, *, extra_files: Mapping[str, Path], inputs: Any = None, **options: Any
+) -> Path:
+    """Exports a Keras model without TPU embedding layers to base/<version>/ and returns that folder.
+
+    Args:
+      model: a built model of Keras 3 or tf_keras. The version keeps its serving_default, and gets a `lookup`
+        signature where no signature of the model is a lookup.
+      inputs: tf.TensorSpecs of the model's inputs, as a dict, a list or alone; needed for a subclassed model.
+      options: arguments of adopt().
+
+    Raises:
+      ExportError: the model is not built, Keras can not save it, or the model looks up no table.
+    """
+    with saved(model, inputs) as folder:
+        add_extra_files(folder, extra_files)
+        return adopt(folder, out=base, **options)
+
+
 def print_spec(saved_model: str | Path, *, allow_rounding: bool = False) -> str:
     """Returns the names of the tables and features found in a SavedModel, as TOML; raises ExportError as adopt does."""
-    folder = Path(saved_model)
-    if is_keras_file(folder):
-        with saved(load_keras(folder)) as temporary:
-            return print_spec(temporary, allow_rounding=allow_rounding)
-    return names_text(discover(folder, allow_rounding=allow_rounding))
+    with _as_saved_model(Path(saved_model)) as folder:
+        return names_text(discover(folder, allow_rounding=allow_rounding))
+
+
+def _as_saved_model(path: Path) -> AbstractContextManager[Path]:
+    return saved(load_keras(path)) if is_keras_file(path) else nullcontext(path)
 
 
 class _Copy:
@@ -269,9 +275,9 @@ class _Copy:
           Disagreements: a lookup that the user's spec requires differs from the oracle.
         """
         lookups = {name: entry for name, entry in self._plan.signatures.items() if entry.kind == "lookup"}
-        why: dict[str, str] = {}
         if self._faults(lookups) is None:
-            return why
+            return {}
+        why: dict[str, str] = {}
         # The comparison of all lookups together failed. Compare each signature by itself, to find the lookups that
         # differ from the oracle.
         for name, entry in lookups.items():
@@ -303,15 +309,14 @@ class _Copy:
         model = self._plan.added_model
         if not devices or model is None:
             return {}
-        lookups = {
-            SIGNATURE_OF_DEVICE[device]: lookup_entry(model, device, batch_sizes=self._plan.batch_sizes)
-            for device in devices
-        }
-        if "cpu" in devices:
-            # The added lookup gives the same bits as the model's own graph.
-            name = SIGNATURE_OF_DEVICE["cpu"]
-            features = {key: self._summed(key, one) for key, one in lookups[name].features.items()}
-            lookups[name] = dataclasses.replace(lookups[name], features=features)
+        lookups = {}
+        for device in devices:
+            entry = lookup_entry(model, device, batch_sizes=self._plan.batch_sizes)
+            if device == "cpu":
+                # The added lookup gives the same bits as the model's own graph.
+                features = {key: self._summed(key, one) for key, one in entry.features.items()}
+                entry = dataclasses.replace(entry, features=features)
+            lookups[SIGNATURE_OF_DEVICE[device]] = entry
         handles = {table: self._opened.handles_of(self._plan.tables[table]) for table in (t.name for t in model.tables)}
         add_lookups(self._artifact, model, lookups, handles)
         return lookups

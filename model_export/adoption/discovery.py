@@ -8,11 +8,11 @@ from pathlib import Path
 
 from model_export.adoption.feature_search import FoundFeature, find_feature
 from model_export.adoption.key_graph import FORMS
-from model_export.adoption.keys import FoundKeys
 from model_export.adoption.opened_graph import OpenedGraph, Probe, Read, SignatureGraph, open_graph
 from model_export.adoption.roles import feature_name
 from model_export.adoption.spec import TABLE_DTYPES, is_nameless_input, table_names, unique, valid
 from model_export.errors import ExportError
+from model_export.parity.oracle import Keys
 from model_export.tensorflow_setup import tf
 from service.artifact.manifest import LookupFeature, SignatureEntry
 from service.graph.flat_graph import node_of
@@ -25,7 +25,7 @@ class NamedFeature:
     """A feature of the manifest. table: checkpoint key of its variable; keys: its vocabulary, None if it takes ids."""
 
     table: str
-    keys: FoundKeys | None
+    keys: Keys | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,13 @@ class Discovery:
     features: Mapping[str, NamedFeature]
     signatures: tuple[FoundSignature, ...]
     opened: OpenedGraph
+
+    def lookups(self) -> dict[str, LookupFeature]:
+        """Returns the lookup of each feature in the first signature that has the feature."""
+        found: dict[str, LookupFeature] = {}
+        for one in self.signatures:
+            found |= {name: lookup for name, lookup in one.entry.features.items() if name not in found}
+        return found
 
 
 def discover(
@@ -194,10 +201,6 @@ def _no_tables(opened: OpenedGraph, graphs: Iterable[SignatureGraph], reasons: M
 
 # Ops whose output has the same numbers as their input, perhaps in another shape.
 _RESHAPES = ("Identity", "Reshape", "Squeeze", "ExpandDims")
-# Ops that only read or pass on a tensor. The message that says why an output is no lookup never names one of them.
-_PLUMBING = frozenset(
-    {*_RESHAPES, "Const", "Placeholder", "NoOp", "ReadVariableOp", "VarHandleOp", "Shape", "StridedSlice"}
-)
 
 
 def find_outputs(graph: SignatureGraph, tensors: Mapping[str, str]) -> dict[str, list[str]] | str:

@@ -14,13 +14,13 @@ import numpy as np
 
 from model_export.adoption.key_evaluation import KeyFunction
 from model_export.adoption.key_graph import IdPolicy, NotHere, NotRead, Outcome, find_policy
-from model_export.adoption.keys import FoundKeys, find_keys, sample_keys, takes_keys
+from model_export.adoption.keys import find_keys, sample_keys, takes_keys, telling_keys
 from model_export.adoption.opened_graph import Probe, Read, SignatureGraph
 from model_export.adoption.reading import Reading, look_at_rows
 from model_export.adoption.roles import Roles, no_roles, possible_roles, width_of
 from model_export.exporter.summations import order_of
 from model_export.parity.comparison import rows_of_other_bits
-from model_export.parity.oracle import RefusedError
+from model_export.parity.oracle import Keys, RefusedError
 from service.artifact.manifest import (
     UNWEIGHTED,
     Combiner,
@@ -54,7 +54,7 @@ class FoundFeature:
 
     roles: Roles
     lookup: LookupFeature
-    keys: FoundKeys | None
+    keys: Keys | None
     read: Read
     tensor: str
     is_exact: bool
@@ -105,7 +105,7 @@ class _Trial:
         self._size = self._table.info.vocabulary_size
         self._random = np.random.default_rng(_SEED)
         self._reading = Reading(graph, read, roles, probe.constant)
-        self._keys: FoundKeys | None = None
+        self._keys: Keys | None = None
         # Maps a row number of the table to a key that reads the row; empty if the input takes ids.
         self._key_of: dict[int, Any] = {}
         self._rows_with_keys = np.empty(0, np.int64)
@@ -243,11 +243,10 @@ class _Trial:
         """
         if self._keys is None:
             return
-        keys = self._keys.as_oracle()
         rows = []
-        for key in self._keys.telling(self._random):
+        for key in telling_keys(self._keys, self._random):
             try:
-                rows.append((key, keys.row_of(key)))
+                rows.append((key, self._keys.row_of(key)))
             except RefusedError:
                 continue
         count = len(rows) // self._width * self._width

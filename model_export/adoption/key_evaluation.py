@@ -1,6 +1,4 @@
-"""Computes which row of a table a graph reads for each key: the graph's ops, evaluated for intervals of keys.
-
-Works out which row a graph reads for each key, from the graph's own arithmetic: exactly, for all keys at once.
+"""Computes which row of a table a graph reads for each key: the graph's ops, exactly, for all keys at once.
 
 Integer keys are treated in intervals. Within an interval a tensor is the key plus a number, a fixed value, a hash of
 the key, or a number within known bounds. Where an op decides differently for two keys of an interval (a comparison, a
@@ -154,7 +152,8 @@ class Evaluation:
             return value
         return self._fitted(value, dtype, "Cast")
 
-    def _add(self, node: Any, inputs: list[str], sign: int = 1) -> Known:
+    def _add(self, node: Any, inputs: list[str]) -> Known:
+        sign = -1 if node.op == "Sub" else 1
         a, b = self.of(inputs[0]), self.of(inputs[1])
         if not isinstance(b, Fixed) and sign == 1:
             a, b = b, a
@@ -162,9 +161,6 @@ class Evaluation:
             raise NotRead(f"{node.op} combines two numbers that both depend on the id")
         self._range(a)
         return self._fitted(self.shifted(a, sign * int(b.value)), tf.as_dtype(node.attr["T"].type).name, node.op)
-
-    def _subtract(self, node: Any, inputs: list[str]) -> Known:
-        return self._add(node, inputs, -1)
 
     def _multiply(self, node: Any, inputs: list[str]) -> Known:
         values = [self.of(given) for given in inputs]
@@ -201,13 +197,8 @@ class Evaluation:
         if isinstance(value, Shifted) and high // by - low // by <= _MOST_STEPS:
             raise Split((low // by + 1) * by - value.by)
 
-    def _larger(self, node: Any, inputs: list[str]) -> Known:
-        return self._extreme(inputs, is_largest=True)
-
-    def _smaller(self, node: Any, inputs: list[str]) -> Known:
-        return self._extreme(inputs, is_largest=False)
-
-    def _extreme(self, inputs: list[str], *, is_largest: bool) -> Known:
+    def _extreme(self, node: Any, inputs: list[str]) -> Known:
+        is_largest = node.op == "Maximum"
         a, b = self.of(inputs[0]), self.of(inputs[1])
         if isinstance(a, Shifted) and isinstance(b, Shifted):
             return a if (a.by >= b.by) == is_largest else b
@@ -220,7 +211,7 @@ class Evaluation:
             if isinstance(one, Shifted) and isinstance(other, Fixed):
                 raise Split(int(other.value) - one.by + (0 if self._range(one)[0] < int(other.value) else 1))
         pick = max if is_largest else min
-        return Within(pick(a_low, b_low), pick(a_high, b_high), "Maximum" if is_largest else "Minimum")
+        return Within(pick(a_low, b_low), pick(a_high, b_high), node.op)
 
     def _compare(self, node: Any, inputs: list[str]) -> Known:
         return self._compared(node.op, self.of(inputs[0]), self.of(inputs[1]))
@@ -275,14 +266,12 @@ class Evaluation:
             raise Split(at if at > low - a.by else at + 1)
         raise Split(self._middle())
 
-    def _both(self, node: Any, inputs: list[str]) -> Known:
-        return Fixed(self._truth(inputs[0]) and self._truth(inputs[1]))
-
-    def _either(self, node: Any, inputs: list[str]) -> Known:
-        return Fixed(self._truth(inputs[0]) or self._truth(inputs[1]))
-
-    def _negated(self, node: Any, inputs: list[str]) -> Known:
-        return Fixed(not self._truth(inputs[0]))
+    def _logical(self, node: Any, inputs: list[str]) -> Known:
+        first = self._truth(inputs[0])
+        if node.op == "LogicalNot":
+            return Fixed(not first)
+        # The second input is asked only if the first does not decide, so that no interval is split in vain.
+        return Fixed(first if first == (node.op == "LogicalOr") else self._truth(inputs[1]))
 
     def _truth(self, tensor: str) -> bool:
         value = self.of(tensor)
@@ -329,23 +318,14 @@ def _missing_value(value: Known) -> Any:
 
 _RULES: Mapping[str, Callable[[Evaluation, Any, list[str]], Known]] = {
     "Cast": Evaluation._cast,
-    "Add": Evaluation._add,
-    "AddV2": Evaluation._add,
-    "Sub": Evaluation._subtract,
+    **dict.fromkeys(("Add", "AddV2", "Sub"), Evaluation._add),
     "Mul": Evaluation._multiply,
     "FloorDiv": Evaluation._divide,
     "FloorMod": Evaluation._remainder,
-    "Maximum": Evaluation._larger,
-    "Minimum": Evaluation._smaller,
-    **dict.fromkeys(
-        ("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"),
-        Evaluation._compare,
-    ),
-    "LogicalAnd": Evaluation._both,
-    "LogicalOr": Evaluation._either,
-    "LogicalNot": Evaluation._negated,
-    "Select": Evaluation._choose,
-    "SelectV2": Evaluation._choose,
+    **dict.fromkeys(("Maximum", "Minimum"), Evaluation._extreme),
+    **dict.fromkeys(("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"), Evaluation._compare),
+    **dict.fromkeys(("LogicalAnd", "LogicalOr", "LogicalNot"), Evaluation._logical),
+    **dict.fromkeys(("Select", "SelectV2"), Evaluation._choose),
     "AsString": Evaluation._text,
     "StringToHashBucketFast": Evaluation._hashed,
     "LookupTableFindV2": Evaluation._find,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,48 +22,22 @@ _HASHED_KEYS = 4096
 _TOLD_KEYS = 30
 
 
-@dataclass(frozen=True, slots=True)
-class FoundKeys:
-    """A vocabulary found in a graph: the key lines[i] means row entry.first_id + i. The caller sets entry.file."""
+_ODD_NUMBERS = (0, -1, 1, 2**31, -(2**31) - 1, 2**32 + 5, 2**63 - 1, -(2**63))
+_ODD_TEXTS = (b"", b"0", b"-1", b"nan", b"NaN", b"[UNK]", b"[PAD]", b"https://a.org/b", b"\xff\xfe", b"x" * 300)
 
-    entry: VocabularyEntry
-    lines: tuple[bytes, ...]
 
-    def as_oracle(self) -> Keys:
-        return Keys(self.entry, self.lines)
-
-    def telling(self, random: np.random.Generator) -> list[Any]:
-        """Returns keys of the vocabulary, keys that differ from them in little, and keys that graphs treat apart."""
-        few = [self.lines[i] for i in random.integers(0, len(self.lines), _TOLD_KEYS)] if self.lines else []
-        few = [*self.lines[:_TOLD_KEYS], *few, *self.lines[-_TOLD_KEYS:]]
-        if self.entry.key_dtype == "int64":
-            numbers = [int(line) + step for line in few for step in (-1, 0, 1)]
-            return [
-                n
-                for n in (*numbers, 0, -1, 1, 2**31, -(2**31) - 1, 2**32 + 5, 2**63 - 1, -(2**63))
-                if -(2**63) <= n < 2**63
-            ]
-        changes: tuple[Callable[[bytes], bytes], ...] = (bytes.upper, bytes.lower, bytes.title, bytes.strip)
-        near = [change(key) for key in few for change in changes]
-        near += [
-            text for key in few for text in (key[:-1], key + b"x", b" " + key, key + b" ", key + b"\0", key + b"-")
-        ]
-        signs = [b"%cab%c12%c" % (sign, sign, sign) for sign in b"-._:/,;|#@ \t\n"]
-        return [
-            *few,
-            *near,
-            *signs,
-            b"",
-            b"0",
-            b"-1",
-            b"nan",
-            b"NaN",
-            b"[UNK]",
-            b"[PAD]",
-            b"https://a.org/b",
-            b"\xff\xfe",
-            b"x" * 300,
-        ]
+def telling_keys(keys: Keys, random: np.random.Generator) -> list[Any]:
+    """Returns keys of a vocabulary, keys that differ from them in little, and keys that graphs treat apart."""
+    few = [keys.lines[i] for i in random.integers(0, len(keys.lines), _TOLD_KEYS)] if keys.lines else []
+    few = [*keys.lines[:_TOLD_KEYS], *few, *keys.lines[-_TOLD_KEYS:]]
+    if keys.entry.key_dtype == "int64":
+        numbers = [int(line) + step for line in few for step in (-1, 0, 1)]
+        return [n for n in (*numbers, *_ODD_NUMBERS) if -(2**63) <= n < 2**63]
+    changes: tuple[Callable[[bytes], bytes], ...] = (bytes.upper, bytes.lower, bytes.title, bytes.strip)
+    near = [change(key) for key in few for change in changes]
+    near += [text for key in few for text in (key[:-1], key + b"x", b" " + key, key + b" ", key + b"\0", key + b"-")]
+    signs = [b"%cab%c12%c" % (sign, sign, sign) for sign in b"-._:/,;|#@ \t\n"]
+    return [*few, *near, *signs, *_ODD_TEXTS]
 
 
 def takes_keys(function: KeyFunction, ids: str) -> bool:
@@ -76,8 +50,8 @@ def takes_keys(function: KeyFunction, ids: str) -> bool:
     )
 
 
-def find_keys(function: KeyFunction, ids: str, conditions: Sequence[str], vocabulary_size: int) -> FoundKeys:
-    """Returns the vocabulary or hash by which a graph maps keys to rows of a table.
+def find_keys(function: KeyFunction, ids: str, conditions: Sequence[str], vocabulary_size: int) -> Keys:
+    """Returns the vocabulary or hash by which a graph maps keys to rows of a table; the caller sets its file.
 
     Args:
       ids: the tensor of ids that the graph reads rows by.
@@ -104,8 +78,9 @@ def find_keys(function: KeyFunction, ids: str, conditions: Sequence[str], vocabu
     counts = np.array([function.at(condition, special) for condition in conditions], bool)
     columns: list[list[bool]] = counts.T.tolist() if conditions else [[]] * special.size
     entry, lines = _entry(function, special, rows, unknown, vocabulary_size)
-    _check(Keys(entry, lines), special, rows, columns, [_truth(c) for c in unknown_counts], vocabulary_size)
-    return FoundKeys(entry, lines)
+    keys = Keys(entry, lines)
+    _check(keys, special, rows, columns, [_truth(c) for c in unknown_counts], vocabulary_size)
+    return keys
 
 
 def _entry(
@@ -218,7 +193,7 @@ def _line(key: Any) -> bytes:
     return key if isinstance(key, bytes) else str(key).encode()
 
 
-def sample_keys(found: FoundKeys) -> Mapping[int, bytes | int]:
+def sample_keys(found: Keys) -> Mapping[int, bytes | int]:
     """Returns a key for rows of the table that some key reads: row -> key."""
     entry = found.entry
     key_of: dict[int, bytes] = {entry.first_id + number: line for number, line in enumerate(found.lines)}

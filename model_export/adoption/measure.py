@@ -297,21 +297,15 @@ class _Requests:
         for rows in (*_ROWS, *_COMPARED_ROWS):
             request = {name: _filler(self.spec, name, rows, random, self.fill) for name in self.spec.inputs}
             request |= {name: make(rows, random) for name, make in self.parsed.items()}
+            seen: set[str] = set()
             for name, lookup in self.entry.features.items():
                 drawn = self._drawn(name, lookup, rows, random)
                 # Two features may read one input. If it holds keys, the first feature's keys are sent, which the
                 # other's vocabulary need not have.
-                request |= {part: array for part, array in drawn.items() if part not in self._seen(name)}
+                request |= {part: array for part, array in drawn.items() if part not in seen}
+                seen |= drawn.keys()
             found[rows] = request
         return found
-
-    def _seen(self, name: str) -> set[str]:
-        seen: set[str] = set()
-        for before, lookup in self.entry.features.items():
-            if before == name:
-                break
-            seen |= {part for part in (lookup.ids, lookup.row_splits, lookup.weights) if part}
-        return seen
 
     def _drawn(self, name: str, lookup: LookupFeature, rows: int, random: np.random.Generator) -> dict[str, Array]:
         """Draws random ids or keys for one feature; returns a request's ids, row splits and weights by input name."""

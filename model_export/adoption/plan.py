@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from model_export.adoption.discovery import Discovery
-from model_export.adoption.keys import FoundKeys
 from model_export.adoption.opened_graph import OpenedGraph
 from model_export.adoption.spec import AdoptSpec, FittingSignature
 from model_export.errors import ExportError
 from model_export.graphs.signature_runner import InputInfo
 from model_export.graphs.source import DEFAULT_BATCH_SIZES, lookup_entry
+from model_export.parity.oracle import Keys
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
 from service.artifact.manifest import (
     FeatureEntry,
@@ -23,14 +23,6 @@ from service.artifact.manifest import (
     Summation,
     VocabularyEntry,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedVocabulary:
-    """A vocabulary for the manifest, with its keys, one per line of the future file."""
-
-    entry: VocabularyEntry
-    lines: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,7 @@ class AdoptPlan:
 
     tables: Mapping[str, str]
     features: Mapping[str, FeatureEntry]
-    vocabularies: Mapping[str, PlannedVocabulary]
+    vocabularies: Mapping[str, Keys]
     signatures: Mapping[str, SignatureEntry]
     reasons: Mapping[str, str] = field(default_factory=dict)
     inexact: frozenset[str] = frozenset()
@@ -68,13 +60,12 @@ def vocabulary_path(feature: str) -> str:
 def plan_of_discovery(found: Discovery) -> AdoptPlan:
     """Plans the manifest for the lookups that discover() found in the graph."""
     features, vocabularies = {}, {}
-    named: dict[FoundKeys, str] = {}
+    named: dict[Keys, str] = {}
     for name, feature in found.features.items():
         table, keys = found.tables[feature.table], feature.keys
         if keys is not None and keys not in named:
             named[keys] = name
-            entry = dataclasses.replace(keys.entry, file=vocabulary_path(name) if keys.lines else "")
-            vocabularies[name] = PlannedVocabulary(entry, keys.lines)
+            vocabularies[name] = _with_file(keys, vocabulary_path(name) if keys.lines else "")
         features[name] = FeatureEntry(table, None if keys is None else named[keys])
     return AdoptPlan(
         {name: key for key, name in found.tables.items()},
@@ -125,7 +116,7 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
             on_oov=words.on_oov,
             key_dtype=words.key_dtype,
         )
-        vocabularies[feature.name] = PlannedVocabulary(entry, tuple(str(key).encode() for key in words.keys))
+        vocabularies[feature.name] = Keys(entry, tuple(str(key).encode() for key in words.keys))
     return AdoptPlan(
         {table: opened.alias(key) for table, key in spec.variables.items()},
         planned,
@@ -140,15 +131,11 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
 
 
 def _model(
-    found: Discovery, features: Mapping[str, FeatureEntry], vocabularies: Mapping[str, PlannedVocabulary]
+    found: Discovery, features: Mapping[str, FeatureEntry], vocabularies: Mapping[str, Keys]
 ) -> ModelSpec | None:
     """Returns the ModelSpec of lookups to add: those that an added signature can have. None if none is left."""
-    lookups: dict[str, LookupFeature] = {}
-    for one in found.signatures:
-        for name, lookup in one.entry.features.items():
-            lookups.setdefault(name, lookup)
     specs = []
-    for name, lookup in lookups.items():
+    for name, lookup in found.lookups().items():
         planned = features[name]
         variable = found.opened.variables[found.features[name].table]
         takes_integers = planned.vocabulary and vocabularies[planned.vocabulary].entry.key_dtype == "int64"
@@ -241,9 +228,7 @@ def unproven_features(plan: AdoptPlan, found: Discovery) -> list[Unproven]:
     return unproven
 
 
-def _differences(
-    declared: LookupFeature, planned: PlannedVocabulary | None, read: LookupFeature, keys: FoundKeys | None
-) -> list[str]:
+def _differences(declared: LookupFeature, planned: Keys | None, read: LookupFeature, keys: Keys | None) -> list[str]:
     """Says in which fields a spec's lookup differs from the one that the graph's ops say."""
     same = {"output", "summation", "mean_divisor"}
     if "default_row" not in (declared.on_bad_id, declared.on_empty_row, read.on_bad_id, read.on_empty_row):
@@ -253,15 +238,15 @@ def _differences(
         for field in dataclasses.fields(declared)
         if field.name not in same and getattr(declared, field.name) != getattr(read, field.name)
     ]
-    if planned is not None and (keys is None or _as_declared(keys, planned) != planned):
+    if planned is not None and (keys is None or _with_file(keys, planned.entry.file) != planned):
         differs.append("the vocabulary differs from the graph's")
     if planned is None and keys is not None:
         differs.append("the graph takes keys of a vocabulary")
     return differs
 
 
-def _as_declared(keys: FoundKeys, planned: PlannedVocabulary) -> PlannedVocabulary:
-    return PlannedVocabulary(dataclasses.replace(keys.entry, file=planned.entry.file), keys.lines)
+def _with_file(keys: Keys, file: str) -> Keys:
+    return Keys(dataclasses.replace(keys.entry, file=file), keys.lines)
 
 
 def _named_after_features(spec: AdoptSpec, infos: Mapping[str, InputInfo]) -> list[FeatureSpec]:

@@ -68,9 +68,6 @@ class Reading:
         for node, name in self.graph.placeholders().items():
             if name in role_of:
                 self._kinds[node] = role_of[name]
-        self._follow_values()
-
-    def _follow_values(self) -> None:
         # The values of a sparse input are keys; its indices and dense shape, made of the row splits, are layout.
         for names in self.graph.sparse.values():
             if node_of(names.values) in self._kinds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -83,18 +83,7 @@ def _plain(path: str) -> str:
     return valid(parts[-1] if parts else "")
 
 
-_FEATURE_KEYS = (
-    "table",
-    "is_ragged",
-    "max_ids_per_row",
-    "combiner",
-    "max_sequence_length",
-    "vocabulary",
-    "on_bad_id",
-    "default_id",
-    "on_nonpositive_weight",
-    "on_too_many_ids",
-)
+_FEATURE_KEYS = tuple(one.name for one in fields(FeatureSpec) if one.name not in ("name", "sends_rows"))
 _VOCABULARY_KEYS = ("file", "first_id", "oov_id", "num_oov_buckets", "on_oov")
 # Dtypes of the variables that adopt takes for tables, with a spec and without.
 TABLE_DTYPES = ("float32", "float16", "bfloat16", "float64")

@@ -1,7 +1,5 @@
 """The lookups of embedding columns on each device, for single ids, sequences and the tensor core.
 
-Computes a TPU tensor core's lookup on any device: pads ids to [B, K], gathers their rows, and masks the padding.
-
 TensorFlow has this lookup in TPU graphs only, and for raw ids. Here it runs on a CPU too, and for the ids that the
 categorical column gives: with default value, vocabulary and out-of-vocabulary buckets applied before the padding.
 
@@ -18,6 +16,7 @@ sparse_embedding_aggregate_slice.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -42,11 +41,6 @@ def cut(sequences: Any, length: int) -> Any:
     rows, _, width = tf.unstack(sequences.dense_shape, num=3)
     kept = tf.sparse.slice(sequences, [0, 0, 0], tf.stack([rows, tf.constant(length, tf.int64), width]))
     return tf.SparseTensor(kept.indices, kept.values, tf.stack([rows, tf.constant(length, tf.int64), width]))
-
-
-def cut_lengths(lengths: Any, length: int) -> Any:
-    """Limits [B] lengths of sequences to L; returns int64."""
-    return tf.minimum(lengths, tf.cast(length, lengths.dtype))
 
 
 def padded(ids: Any, weights: Any, width: int, *, drops_negative: bool) -> tuple[Any, Any]:
@@ -132,23 +126,44 @@ _BY_NAME = {
 }
 
 
+_OF_DEVICE = ("embedding_lookup_device", "tensor_core_shape")
+
+
 class DeviceLookup:
     """Mixin for TensorFlow's column classes: keeps the column's lookup device and shape, and looks up its ids.
 
     Outside a TPU: device tpu_tensor_core computes the tensor-core lookup; cpu, tpu_embedding_core and None compute
-    TensorFlow's CPU lookup, in training as in serving.
+    TensorFlow's CPU lookup, in training as in serving. Inside a TPU context TensorFlow's own methods run, except the
+    tensor-core lookup when serving: it pads the ids that the categorical column gives.
+
+    _plain, _with_device: TensorFlow's classes of such columns without and with a lookup device.
     """
 
     categorical_column: Any
     combiner: str
     use_safe_embedding_lookup: bool
+    _plain: Any
+    _with_device: Any
 
-    def _set_device(self, device: str | None, shape: tuple[int | None, int] | None) -> None:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Makes a column without TensorFlow's __new__, which would set device and shape on the class of all columns."""
+        return cls._plain.__new__(cls, *args, **{key: kwargs[key] for key in kwargs if key not in _OF_DEVICE})
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         # TensorFlow's own column methods read _embedding_lookup_device and _tensor_core_shape, but only inside a TPU
         # context.
-        self._embedding_lookup_device = _BY_NAME[device]
-        self._tensor_core_shape = shape
-        self._device_name = device
+        self._device_name: str | None = kwargs.pop("embedding_lookup_device")
+        self._tensor_core_shape: tuple[int | None, int] | None = kwargs.pop("tensor_core_shape")
+        self._embedding_lookup_device = _BY_NAME[self._device_name]
+        self._plain.__init__(self, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        arguments = self.__getnewargs__()  # type: ignore[attr-defined]
+        return type(self)(
+            *(copy.deepcopy(argument, memo) for argument in arguments),
+            embedding_lookup_device=self.embedding_lookup_device,
+            tensor_core_shape=self.tensor_core_shape,
+        )
 
     @property
     def embedding_lookup_device(self) -> str | None:
@@ -174,6 +189,14 @@ class DeviceLookup:
     @property
     def _is_padded(self) -> bool:
         return self._device_name == TENSOR_CORE
+
+    @property
+    def _of_tensorflow(self) -> Any:
+        return self._plain if self._device_name is None else self._with_device
+
+    def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
+        """Returns embeddings of sequences, [B, L, D] float32, padded with zeros or cut to L, and [B] int64 lengths."""
+        return self._cut_lengths(self._plain.get_sequence_dense_tensor(self, transformation_cache, state_manager))
 
     def _lookup(self, pair: Any, table: Any) -> Any:
         # The categorical column has applied its vocabulary and default value to the ids of `pair` (ids and weights).
@@ -206,12 +229,16 @@ class DeviceLookup:
         return combined(table, values, mask, self.combiner)
 
     def _cut_lengths(self, pair: Any) -> Any:
-        return pair._replace(sequence_length=cut_lengths(pair.sequence_length, self.max_sequence_length))
+        lengths = pair.sequence_length
+        return pair._replace(sequence_length=tf.minimum(lengths, tf.cast(self.max_sequence_length, lengths.dtype)))
 
-    def _device_config(self) -> dict[str, Any]:
+    def _config(self) -> dict[str, Any]:
         # learning_rate_fn stays a function object, because columns with the same function share a learning rate;
         # Keras's JSON encoder writes the function's name.
         return {
+            "categorical_column": tensorflow_columns.column_config(self.categorical_column),
+            "combiner": self.combiner,
+            "initializer": tensorflow_columns.initializer_config(self.get_initializer()),  # type: ignore[attr-defined]
             "max_sequence_length": self.max_sequence_length,
             "learning_rate_fn": self.learning_rate_fn,
             "embedding_lookup_device": self._device_name,
@@ -220,16 +247,24 @@ class DeviceLookup:
         }
 
 
-def learning_rate_from_config(config: Any, custom_objects: Any) -> Callable[..., Any] | None:
-    """Returns the learning_rate_fn of a column's configuration, given as a function or as a name in custom_objects.
+def arguments_of(config: Any, custom_objects: Any, columns_by_name: Any) -> dict[str, Any]:
+    """Returns the arguments that both kinds of column have in common, from a column's configuration.
 
     Raises:
-      ValueError: custom_objects lack the name.
+      ValueError: learning_rate_fn is a name that custom_objects lack.
     """
-    if isinstance(config, str) and config not in (custom_objects or {}):
-        raise ValueError(f"learning_rate_fn {config!r} is not among custom_objects")
-    function: Callable[..., Any] | None = custom_objects[config] if isinstance(config, str) else config
-    return function
+    rate, shape = config["learning_rate_fn"], config["tensor_core_shape"]
+    if isinstance(rate, str) and rate not in (custom_objects or {}):
+        raise ValueError(f"learning_rate_fn {rate!r} is not among custom_objects")
+    categorical = tensorflow_columns.column_from_config(config["categorical_column"], custom_objects, columns_by_name)
+    kept = ("combiner", "max_sequence_length", "embedding_lookup_device", "use_safe_embedding_lookup")
+    return {
+        "categorical_column": categorical,
+        "initializer": tensorflow_columns.initializer_from_config(config["initializer"], custom_objects),
+        "learning_rate_fn": custom_objects[rate] if isinstance(rate, str) else rate,
+        "tensor_core_shape": None if shape is None else tuple(shape),
+        **{name: config[name] for name in kept},
+    }
 
 
 def _with_all_rows(vectors: Any, ids: Any) -> Any:

@@ -9,35 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from model_export.columns import checks, tensorflow_columns
-from model_export.columns.device_lookup import DeviceLookup, learning_rate_from_config
+from model_export.columns.device_lookup import DeviceLookup, arguments_of
 from model_export.tensorflow_setup import tf
 
 
 @tensorflow_columns.register
 class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # type: ignore[misc]
-    """TensorFlow's TPU embedding column, extended to look up outside a TPU too; embedding_column makes it.
+    """TensorFlow's TPU embedding column, extended to look up outside a TPU too; embedding_column makes it."""
 
-    Inside a TPU context TensorFlow's own methods run, except the tensor-core lookup when serving: it pads the ids that
-    the categorical column gives.
-    """
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes a column without TensorFlow's __new__, which would set device and shape on the class of all columns."""
-        of_tensorflow = {
-            key: kwargs[key] for key in kwargs if key not in ("embedding_lookup_device", "tensor_core_shape")
-        }
-        return tensorflow_columns.TpuEmbeddingColumn.__new__(cls, *args, **of_tensorflow)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._set_device(kwargs.pop("embedding_lookup_device"), kwargs.pop("tensor_core_shape"))
-        tensorflow_columns.TpuEmbeddingColumn.__init__(self, *args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return type(self)(
-            *(copy.deepcopy(argument, memo) for argument in self.__getnewargs__()),
-            embedding_lookup_device=self.embedding_lookup_device,
-            tensor_core_shape=self.tensor_core_shape,
-        )
+    _plain, _with_device = tensorflow_columns.TpuEmbeddingColumn, tensorflow_columns.TpuDeviceColumn
 
     def create_state(self, state_manager: Any) -> None:
         """Creates the table's variable `embedding_weights`, unless a TPU trains the table on its embedding cores."""
@@ -58,59 +38,27 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
             return self._tpu_serving_lookup(transformation_cache, state_manager, table)
         return self._of_tensorflow.get_dense_tensor(self, transformation_cache, state_manager)
 
-    def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """Returns a sequence's embeddings, [B, L, D] float32, padded with zeros or cut to L, and [B] int64 lengths."""
-        tpu = tensorflow_columns.TpuEmbeddingColumn
-        return self._cut_lengths(tpu.get_sequence_dense_tensor(self, transformation_cache, state_manager))
-
     def _get_dense_tensor(self, inputs: Any, weight_collections: Any = None, trainable: Any = None) -> Any:
         # tf.compat.v1.feature_column.input_layer() calls a column's method _get_dense_tensor().
-        owner = tensorflow_columns.EmbeddingColumn
-        if tensorflow_columns.is_on_tpu():
-            owner = self._of_tensorflow
+        owner = self._of_tensorflow if tensorflow_columns.is_on_tpu() else tensorflow_columns.EmbeddingColumn
         return owner._get_dense_tensor(self, inputs, weight_collections, trainable)
 
     def _get_sequence_dense_tensor(self, inputs: Any, weight_collections: Any = None, trainable: Any = None) -> Any:
-        tpu = tensorflow_columns.TpuEmbeddingColumn
-        return self._cut_lengths(tpu._get_sequence_dense_tensor(self, inputs, weight_collections, trainable))
+        return self._cut_lengths(self._plain._get_sequence_dense_tensor(self, inputs, weight_collections, trainable))
 
     def _get_dense_tensor_internal_helper(self, sparse_tensors: Any, embedding_weights: Any) -> Any:
         # TensorFlow's column class calls _get_dense_tensor_internal_helper() for every lookup, except a lookup on the
         # embedding cores.
         return self._lookup(sparse_tensors, embedding_weights)
 
-    @property
-    def _of_tensorflow(self) -> Any:
-        # Inside a TPU context this column uses the methods of one of two TensorFlow classes: the class of columns with
-        # a lookup device, or the class of columns without.
-        is_plain = self.embedding_lookup_device is None
-        return tensorflow_columns.TpuEmbeddingColumn if is_plain else tensorflow_columns.TpuDeviceColumn
-
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of embedding_column; TensorFlow's own get_config leaves out five of them."""
-        return {
-            "categorical_column": tensorflow_columns.column_config(self.categorical_column),
-            "dimension": self.dimension,
-            "combiner": self.combiner,
-            "initializer": tensorflow_columns.initializer_config(self.initializer),
-            **self._device_config(),
-        }
+        return {**self._config(), "dimension": self.dimension}
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: Any = None, columns_by_name: Any = None) -> Any:
         """Makes the column from get_config's dict, in which functions may be names of custom_objects."""
-        shape = config["tensor_core_shape"]
-        return cls(
-            tensorflow_columns.column_from_config(config["categorical_column"], custom_objects, columns_by_name),
-            dimension=config["dimension"],
-            combiner=config["combiner"],
-            initializer=tensorflow_columns.initializer_from_config(config["initializer"], custom_objects),
-            max_sequence_length=config["max_sequence_length"],
-            learning_rate_fn=learning_rate_from_config(config["learning_rate_fn"], custom_objects),
-            use_safe_embedding_lookup=config["use_safe_embedding_lookup"],
-            embedding_lookup_device=config["embedding_lookup_device"],
-            tensor_core_shape=None if shape is None else tuple(shape),
-        )
+        return cls(dimension=config["dimension"], **arguments_of(config, custom_objects, columns_by_name))
 
 
 class SharedTable:
@@ -163,33 +111,13 @@ class SharedTable:
 
 @tensorflow_columns.register
 class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceColumn):  # type: ignore[misc]
-    """TensorFlow's shared TPU column, extended to look up outside a TPU too; shared_embedding_columns makes it.
+    """TensorFlow's shared TPU column, extended to look up outside a TPU too; shared_embedding_columns makes it."""
 
-    Inside a TPU context TensorFlow's own methods run, except the tensor-core lookup when serving: it pads the ids that
-    the categorical column gives.
-    """
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes a column without TensorFlow's __new__, which would set device and shape on the class of all columns."""
-        of_tensorflow = {
-            key: kwargs[key] for key in kwargs if key not in ("embedding_lookup_device", "tensor_core_shape")
-        }
-        return tensorflow_columns.TpuSharedColumn.__new__(cls, *args, **of_tensorflow)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._set_device(kwargs.pop("embedding_lookup_device"), kwargs.pop("tensor_core_shape"))
-        tensorflow_columns.TpuSharedColumn.__init__(self, *args, **kwargs)
+    _plain, _with_device = tensorflow_columns.TpuSharedColumn, tensorflow_columns.TpuSharedDeviceColumn
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         # The __getnewargs__ of TensorFlow's shared column leaves out the last argument, use_safe_embedding_lookup.
         return (*super().__getnewargs__(), self.use_safe_embedding_lookup)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return type(self)(
-            *(copy.deepcopy(argument, memo) for argument in self.__getnewargs__()),
-            embedding_lookup_device=self.embedding_lookup_device,
-            tensor_core_shape=self.tensor_core_shape,
-        )
 
     @property
     def shared_embedding_collection_name(self) -> str:
@@ -213,11 +141,6 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         # TensorFlow's get_dense_tensor checks that this column is no sequence, then calls _get_dense_tensor_internal.
         return tensorflow_columns.SharedEmbeddingColumn.get_dense_tensor(self, transformation_cache, state_manager)
 
-    def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """Returns embeddings of sequences, [B, L, D] float32, padded with zeros or cut to L, and [B] int64 lengths."""
-        tpu = tensorflow_columns.TpuSharedColumn
-        return self._cut_lengths(tpu.get_sequence_dense_tensor(self, transformation_cache, state_manager))
-
     def _get_dense_tensor_internal(self, transformation_cache: Any, state_manager: Any) -> Any:
         table = self.shared_embedding_column_creator
         if not tensorflow_columns.is_on_tpu():
@@ -229,9 +152,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
             # error.
             if self.embedding_lookup_device != "tpu_embedding_core":
                 return tensorflow_columns.on_host(lambda: self._sparse_lookup(transformation_cache, state_manager))
-        is_plain = self.embedding_lookup_device is None
-        owner = tensorflow_columns.TpuSharedColumn if is_plain else tensorflow_columns.TpuSharedDeviceColumn
-        return owner._get_dense_tensor_internal(self, transformation_cache, state_manager)
+        return self._of_tensorflow._get_dense_tensor_internal(self, transformation_cache, state_manager)
 
     def _sparse_lookup(self, transformation_cache: Any, state_manager: Any) -> Any:
         pair = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
@@ -240,12 +161,9 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that shared_embedding_columns got; TensorFlow's shared column has no get_config."""
         return {
-            "categorical_column": tensorflow_columns.column_config(self.categorical_column),
+            **self._config(),
             "dimension": self.shared_embedding_column_creator.dimension,
-            "combiner": self.combiner,
-            "initializer": tensorflow_columns.initializer_config(self.get_initializer()),
             "shared_embedding_collection_name": self.shared_embedding_collection_name,
-            **self._device_config(),
         }
 
     @classmethod
@@ -254,27 +172,15 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
 
         The column shares its table with a column of the same collection in columns_by_name; else it gets a new table.
         """
-        column = tensorflow_columns.column_from_config(config["categorical_column"], custom_objects, columns_by_name)
-        name, shape = config["shared_embedding_collection_name"], config["tensor_core_shape"]
-        initializer = tensorflow_columns.initializer_from_config(config["initializer"], custom_objects)
+        arguments = arguments_of(config, custom_objects, columns_by_name)
+        name, buckets = config["shared_embedding_collection_name"], arguments["categorical_column"].num_buckets
         tables = (
             sibling.shared_embedding_column_creator
             for sibling in (columns_by_name or {}).values()
             if isinstance(sibling, cls) and sibling.shared_embedding_collection_name == name
         )
-        table = next(tables, None) or SharedTable(name, column.num_buckets, config["dimension"], initializer)
-        return cls(
-            column,
-            shared_embedding_column_creator=table,
-            combiner=config["combiner"],
-            initializer=initializer,
-            shared_embedding_collection_name=name,
-            max_sequence_length=config["max_sequence_length"],
-            learning_rate_fn=learning_rate_from_config(config["learning_rate_fn"], custom_objects),
-            use_safe_embedding_lookup=config["use_safe_embedding_lookup"],
-            embedding_lookup_device=config["embedding_lookup_device"],
-            tensor_core_shape=None if shape is None else tuple(shape),
-        )
+        table = next(tables, None) or SharedTable(name, buckets, config["dimension"], arguments["initializer"])
+        return cls(shared_embedding_column_creator=table, shared_embedding_collection_name=name, **arguments)
 
 
 def embedding_column(

@@ -1,14 +1,11 @@
-"""Names the inputs and tables of feature columns, and makes the ModelSpec of an EmbeddingConfigSpec.
+"""Describes embedding columns as a ModelSpec: their tables, their features and their policies for bad ids and weights.
 
-Makes names of tables and features, which SavedModel inputs can have, from the keys of columns.
-
-A character that is no letter, digit or _ becomes _, a run of _ becomes one, _ at either end is removed, and a name that
-would not start with a letter gets a prefix. Two keys that would become the same name are refused.
+Keys of columns become names that SavedModel inputs can have: a character that is no letter, digit or _ becomes _, a run
+of _ becomes one, _ at either end is removed, and a name that would not start with a letter gets a prefix. Two keys that
+would become the same name are refused.
 
 >>> safe_name("user/id", "feature"), safe_name("a__b.", "feature"), safe_name("2nd", "feature")
 ('user_id', 'a_b', 'feature_2nd')
-
-Describes embedding columns as a ModelSpec: their tables, their features and their policies for bad ids and weights.
 
 The policies are those of TensorFlow's CPU lookup of the column: safe_embedding_lookup_sparse, or
 embedding_lookup_sparse if use_safe_embedding_lookup is off.

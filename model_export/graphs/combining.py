@@ -1,6 +1,4 @@
-"""The graphs that gather and combine rows: for ragged ids on a CPU, and for padded ids on a tensor core.
-
-Builds the lookup of device tpu_tensor_core: pads rows of ids to fixed sizes, combines them in compiled functions.
+"""The graphs that gather and combine rows: for ragged ids on a CPU, and for ids padded to fixed sizes on a tensor core.
 
 Source: the arithmetic of pad_sparse_embedding_lookup_indices and sparse_embedding_aggregate_slice in
 python/tpu/feature_column_v2.py (TensorFlow 2.21).

@@ -1,6 +1,4 @@
-"""The graph of a lookup signature, with the vocabularies that map its keys to rows.
-
-Builds the TensorFlow graph of a lookup signature from its manifest entry.
+"""Builds the TensorFlow graph of a lookup signature from its manifest entry, with the vocabularies of its keys.
 
 The entry is the one description of a lookup (ADR 0007): the server's kernels and the numpy oracle read the same entry.
 Steps for each row of a request: keys become row numbers, the ids are cut at K or L, the policies for ids outside the

@@ -37,7 +37,21 @@ def numbers_of(table: ReducedTable) -> Any:
     return tf.bitcast(numbers, tf.bfloat16) if table.dtype == "bfloat16" else numbers
 
 
-class ReducedVariables:
+class _Variables:
+    _reduced: Mapping[str, ReducedTable]
+    tables: dict[str, Any]
+    scales: dict[str, Any]
+
+    def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns build_lookup's tables: a GraphTable for each table in fewer bits, the given table for all others."""
+        own = {}
+        for name, table in self._reduced.items():
+            packed = packed_dim(table.dtype, table.embedding_dim)
+            own[name] = GraphTable(self.tables[name], self.scales.get(name), packed)
+        return {**tables, **own}
+
+
+class ReducedVariables(_Variables):
     """Variables of tables stored in fewer bits, for a tf.Module that will be saved. Concurrency: one caller at a time.
 
     tables, scales: the caller makes them attributes of the module, under these names.
@@ -56,58 +70,39 @@ class ReducedVariables:
                 if table.scales is not None
             }
 
-    def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns build_lookup's tables: a GraphTable for each table in fewer bits, the given table for all others."""
-        own = {
-            name: _graph_table(self._reduced[name], numbers, self.scales.get(name))
-            for name, numbers in self.tables.items()
-        }
-        return {**tables, **own}
-
     def scale_keys(self) -> dict[str, str]:
         return {name: f"scales/{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in self.scales}
 
 
-class ReducedGraphVariables:
+class ReducedGraphVariables(_Variables):
     """Variables of tables stored in fewer bits, added to the current v1 graph. Concurrency: one caller at a time."""
 
     def __init__(self, reduced: Mapping[str, ReducedTable]) -> None:
         self._reduced = reduced
-        self._tables = {
+        self.tables = {
             name: unwritten_variable(
                 f"reduced/{name}/numbers", tf.as_dtype(saved_dtype(table.dtype)), table.numbers.shape
             )
             for name, table in reduced.items()
         }
-        self._scales = {
+        self.scales = {
             name: unwritten_variable(f"reduced/{name}/scales", tf.float32, table.scales.shape)
             for name, table in reduced.items()
             if table.scales is not None
         }
 
-    def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        own = {
-            name: _graph_table(self._reduced[name], numbers, self._scales.get(name))
-            for name, numbers in self._tables.items()
-        }
-        return {**tables, **own}
-
     def fill(self, session: Any) -> None:
         """Writes reduced tables' numbers into session variables: as constants they could exceed a GraphDef's size."""
         for name, table in self._reduced.items():
-            _write(session, self._tables[name], table.numbers)
+            _write(session, self.tables[name], table.numbers)
             if table.scales is not None:
-                _write(session, self._scales[name], table.scales)
+                _write(session, self.scales[name], table.scales)
 
     def table_keys(self) -> dict[str, str]:
-        return {name: variable.op.name for name, variable in self._tables.items()}
+        return {name: variable.op.name for name, variable in self.tables.items()}
 
     def scale_keys(self) -> dict[str, str]:
-        return {name: variable.op.name for name, variable in self._scales.items()}
-
-
-def _graph_table(table: ReducedTable, numbers: Any, scales: Any) -> GraphTable:
-    return GraphTable(numbers, scales, packed_dim(table.dtype, table.embedding_dim))
+        return {name: variable.op.name for name, variable in self.scales.items()}
 
 
 def _unpacked(octets: Any, embedding_dim: int) -> Any:

@@ -1,11 +1,7 @@
 """The interface of a trained model that is exported (ExportSource), and the lookup signatures planned for it.
 
-The interface ExportSource, through which the exporter writes and checks a trained model of any kind.
-
 A source writes the SavedModel and computes reference predictions. The exporter does the rest, in the same way for every
-source: manifest, parity of lookups, warm-up requests and the rename to a version.
-
-Derives a signature's manifest entry from a ModelSpec, for either lookup device; imports no TensorFlow.
+source: manifest, parity of lookups, warm-up requests and the rename to a version. Imports no TensorFlow.
 
 >>> from model_export.spec.features import TableSpec
 >>> spec = ModelSpec((TableSpec("film", 9, 2),), (FeatureSpec("seen", "film", is_ragged=True, max_ids_per_row=4),))
@@ -18,7 +14,7 @@ Derives a signature's manifest entry from a ModelSpec, for either lookup device;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -190,20 +186,12 @@ def _tensor_core(spec: ModelSpec, feature: FeatureSpec) -> LookupFeature:
             f"feature {feature.name!r}: the tpu_tensor_core lookup combines by sum or mean, table "
             f"{feature.table!r} by sqrtn; export it with lookup_device='cpu'"
         )
-    return LookupFeature(
-        ids=feature.ids_input,
-        row_splits=feature.row_splits_input,
-        weights=feature.weights_input,
-        output=feature.name,
-        combiner=spec.combiner_of(feature),
-        on_bad_id=feature.on_bad_id,
-        default_row=feature.default_id,
+    return replace(
+        _cpu(spec, feature),
         mean_divisor="at_least_one",
         # A sequence has no K (largest number of ids in a row), because it is cut at max_sequence_length.
         max_ids_per_row=None if feature.max_sequence_length else feature.max_ids_per_row,
         on_too_many_ids=feature.on_too_many_ids,
-        on_nonpositive_weight=feature.on_nonpositive_weight,
-        max_sequence_length=feature.max_sequence_length or None,
     )
 
 

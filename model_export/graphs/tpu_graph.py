@@ -1,6 +1,4 @@
-"""Adds {serve, tpu} MetaGraphs to SavedModels, and changes MetaGraphs and their savers.
-
-Writes {serve, tpu} MetaGraphs, by which a TPU serves a model, as TPUEstimator exported them until 2.15.
+"""Adds {serve, tpu} MetaGraphs to SavedModels, by which a TPU serves a model, as TPUEstimator exported until 2.15.
 
 The dense part of the model becomes a function for the TPU's own compiler, called by TPUPartitionedCall; parsing,
 vocabularies and padding stay on the host. A SavedModel holds such a MetaGraph beside the {serve} one, and both read the
@@ -41,10 +39,12 @@ def merge_meta_graphs(folder: Path, meta_graph: Any) -> None:
       ExportError: the folder holds no SavedModel, already has a MetaGraph with these tags, lacks an asset, or its
         MetaGraphs restore other variables.
     """
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
     file = folder / "saved_model.pb"
     if not file.is_file():
         raise ExportError(f"{folder} is no SavedModel: it has no saved_model.pb")
-    saved_model = _saved_model_class().FromString(file.read_bytes())
+    saved_model = SavedModel.FromString(file.read_bytes())
     tags = set(meta_graph.meta_info_def.tags)
     for present in saved_model.meta_graphs:
         if set(present.meta_info_def.tags) == tags:
@@ -91,12 +91,6 @@ def set_initialiser(meta_graph: Any, operation: str) -> None:
     meta_graph.collection_def[_INIT_COLLECTION].node_list.value[:] = [operation]
 
 
-def _saved_model_class() -> Any:
-    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
-
-    return SavedModel
-
-
 def _check_same_variables(present: Any, added: Any) -> None:
     tags = [f"{{{', '.join(sorted(graph.meta_info_def.tags))}}}" for graph in (present, added)]
     keys = [_restored_keys(graph) for graph in (present, added)]
@@ -124,17 +118,12 @@ def _restored_keys(meta_graph: Any) -> set[str]:
 
 
 def _variable_shapes(meta_graph: Any) -> Counter[tuple[str, str]]:
-    return Counter(_shapes(meta_graph.graph_def.node))
-
-
-def _shapes(nodes: Any) -> Iterator[tuple[str, str]]:
-    for node in nodes:
+    shapes: Counter[tuple[str, str]] = Counter()
+    for node in meta_graph.graph_def.node:
         if node.op == "VarHandleOp":
-            shape = tf.TensorShape(node.attr["shape"].shape)
-            yield (
-                node.attr["shared_name"].s.decode() or node.name,
-                f"{tf.as_dtype(node.attr['dtype'].type).name}{shape}",
-            )
+            shape = f"{tf.as_dtype(node.attr['dtype'].type).name}{tf.TensorShape(node.attr['shape'].shape)}"
+            shapes[node.attr["shared_name"].s.decode() or node.name, shape] += 1
+    return shapes
 
 
 TPU_TAGS = ("serve", "tpu")
@@ -162,6 +151,8 @@ def tpu_call(build: Callable[..., Mapping[str, Any]], *features: Any) -> dict[st
     Raises:
       ExportError: there is no current graph, or build returns no outputs.
     """
+    from tensorflow.python.framework.func_graph import FuncGraph
+
     if tf.executing_eagerly():
         raise ExportError("tpu_call: a call for a TPU is part of a graph: use it within a tf.function or a v1 graph")
     names: list[str] = []
@@ -178,7 +169,7 @@ def tpu_call(build: Callable[..., Mapping[str, Any]], *features: Any) -> dict[st
 
         return tf.compat.v1.tpu.rewrite(dense)
 
-    is_function = isinstance(tf.compat.v1.get_default_graph(), _func_graph_type())
+    is_function = isinstance(tf.compat.v1.get_default_graph(), FuncGraph)
     with tpu_inference():
         outputs = _call_from_function(rewritten) if is_function else _call_from_v1_graph(rewritten)
     for tensor, shape in zip(outputs, shapes, strict=True):
@@ -254,9 +245,3 @@ def _partitioned_call(function: Any, arguments: Any, dtypes: list[Any]) -> list[
         args=list(arguments), device_ordinal=tpu_ops.tpu_ordinal_selector(), Tout=dtypes, f=function
     )
     return list(outputs)
-
-
-def _func_graph_type() -> Any:
-    from tensorflow.python.framework.func_graph import FuncGraph
-
-    return FuncGraph

@@ -1,7 +1,5 @@
 """Where an imported table lies: PATH[:NAME][?OPTION=VALUE&...], packed, in an archive, or plain.
 
-Parses the address of a table to import: PATH[:NAME][?OPTION=VALUE&...].
-
 >>> address = Address.parse("vectors.parquet?key=user_id&vector=embedding")
 >>> address.path.name, address.name, dict(address.options)
 ('vectors.parquet', None, {'key': 'user_id', 'vector': 'embedding'})

@@ -1,9 +1,8 @@
-"""Reads Orbax checkpoints and zarr arrays, and the tables that are stacked in one of their arrays.
+"""Reads Orbax checkpoints (OCDBT or a folder per array) and zarr arrays with tensorstore, and tables stacked in one.
 
-Finds one table in a SparseCore stack, an array of several tables whose rows are spread over shards.
-
-Row i of a table lies in shard (i % num_shards + shard_rotation) % num_shards, at row i // num_shards +
-row_offset_in_shard of that shard; the array holds one shard after the other. A JSON file describes each table:
+A SparseCore stack is an array of several tables whose rows are spread over shards. Row i of a table lies in shard (i %
+num_shards + shard_rotation) % num_shards, at row i // num_shards + row_offset_in_shard of that shard; the array holds
+one shard after the other. A JSON file describes each table:
 
     {"format": 1,
      "stacks": {
@@ -19,8 +18,6 @@ and table_stacking.py.
 >>> member = StackMember("a", 4, vocabulary_size=10, embedding_dim=2, row_offset_in_shard=8, shard_rotation=1)
 >>> [where for _, where in member.slices(0, 8, (64, 8))][0]
 (slice(24, 26, None), slice(0, 2, None))
-
-Reads arrays with tensorstore, from Orbax checkpoints (OCDBT or a folder per array) and zarr folders.
 
 An array is stored in blocks, and tensorstore reads whole blocks. If a block is larger than a chunk of rows, the array
 is first written to an uncompressed temporary file, block by block, so that memory holds one block at a time.

@@ -6,7 +6,6 @@ a table. The version appears by one rename, after its graph was compared with th
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 import shutil
@@ -25,9 +24,14 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
-from model_export.exporter.versions import COMPARED_ROWS as _COMPARED_ROWS
-from model_export.exporter.versions import COMPARED_ROWS_KEY, LabelSource, finish, new_version_folder
-from model_export.exporter.versions import WHOLE_CHECK_BYTES as _WHOLE_CHECK_BYTES
+from model_export.exporter.versions import (
+    COMPARED_ROWS,
+    COMPARED_ROWS_KEY,
+    WHOLE_CHECK_BYTES,
+    LabelSource,
+    finish,
+    new_version_folder,
+)
 from model_export.graphs.reduced_table import REDUCED_KEY, chosen_dtypes
 from model_export.graphs.source import LOOKUP, lookup_entry
 from model_export.importers.address import Address
@@ -41,7 +45,7 @@ from model_export.importers.table_copy import (
     choose_features,
     model_spec,
 )
-from model_export.importers.table_reader import Keys, TableReader, with_keys
+from model_export.importers.table_reader import Keys, with_keys
 from model_export.parity.comparison import ParityReport
 from model_export.parity.integrity import NONFINITE_KEY, VARIABLES_PREFIX, file_sizes
 from model_export.spec.features import ModelSpec, cut_spec
@@ -86,16 +90,34 @@ def import_tables(
     """
     base = Path(out)
     target = new_version_folder(base, version)
-    plan = _Plan.of(tables, features or {}, keys or {}, oov or {}, table_dtype, allow_nonfinite=allow_nonfinite)
+    if not tables:
+        raise ExportError("no tables to import; name one with --table NAME=FILE")
+    for name in tables:
+        check_name("table", name)
+    for option, named in (("keys", keys or {}), ("oov", oov or {})):
+        if unknown := sorted(set(named) - set(tables)):
+            raise ExportError(f"{option} names {unknown}; the tables are {', '.join(tables)}")
+    policies = {table: OovPolicy.parse(table, text) for table, text in (oov or {}).items()}
+    chosen = choose_features(features or {}, list(tables))
+    dtypes = chosen_dtypes(table_dtype, list(tables))
+    copies = [
+        TableCopy(
+            name,
+            str(source),
+            dtypes.get(name, "float32"),
+            adds_mean=name in policies and policies[name].kind == "mean",
+            allow_nonfinite=allow_nonfinite,
+        )
+        for name, source in tables.items()
+    ]
     made_base = not base.exists()
     base.mkdir(parents=True, exist_ok=True)
     # The temporary folder is on the target's file system, so that renaming it is atomic. The folder's name is no
     # number, so no server loads it as a version.
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
-        copied = plan.copy(temporary, progress or (lambda _: lambda done, total: None))
-        spec = model_spec([table.read for table in copied], plan.features, plan.oov)
-        _finish(temporary, target, spec, copied, labels, clock())
+        copied = _copied(copies, keys or {}, temporary, progress or (lambda _: lambda done, total: None))
+        _finish(temporary, target, model_spec(copied, chosen, policies), copied, labels, clock())
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         if made_base and not any(base.iterdir()):
@@ -103,66 +125,31 @@ def import_tables(
     return target
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Plan:
-    copies: tuple[TableCopy, ...]
-    keys: Mapping[str, Path]
-    features: Sequence[Any]
-    oov: Mapping[str, OovPolicy]
-
-    @staticmethod
-    def of(
-        tables: Mapping[str, str],
-        features: Mapping[str, str],
-        keys: Mapping[str, str | Path],
-        oov: Mapping[str, str],
-        table_dtype: str | Mapping[str, str] | None,
-        *,
-        allow_nonfinite: bool,
-    ) -> _Plan:
-        if not tables:
-            raise ExportError("no tables to import; name one with --table NAME=FILE")
-        for name in tables:
-            check_name("table", name)
-        for option, named in (("keys", keys), ("oov", oov)):
-            if unknown := sorted(set(named) - set(tables)):
-                raise ExportError(f"{option} names {unknown}; the tables are {', '.join(tables)}")
-        policies = {table: OovPolicy.parse(table, text) for table, text in oov.items()}
-        chosen = choose_features(features, list(tables))
-        dtypes = chosen_dtypes(table_dtype, list(tables))
-        copies = tuple(
-            TableCopy(
-                name,
-                str(source),
-                dtypes.get(name, "float32"),
-                adds_mean=name in policies and policies[name].kind == "mean",
-                allow_nonfinite=allow_nonfinite,
-            )
-            for name, source in tables.items()
+def _copied(
+    copies: Sequence[TableCopy],
+    keys: Mapping[str, str | Path],
+    temporary: Path,
+    progress: Callable[[str], Progress],
+) -> list[CopiedTable]:
+    """Writes a checkpoint with all imported tables into the folder `temporary`."""
+    # Open all files before the first table is copied, so that a bad file is refused early.
+    opened = [open_table(copy.source, temporary) for copy in copies]
+    of_files = {name: read_keys(Path(path)) for name, path in keys.items()}
+    readers = [
+        with_keys(
+            reader,
+            of_files.get(copy.name),
+            Address.parse(copy.source).options,
+            f"table {copy.name!r}: {copy.source}",
         )
-        return _Plan(copies, {name: Path(path) for name, path in keys.items()}, chosen, policies)
-
-    def copy(self, temporary: Path, progress: Callable[[str], Progress]) -> list[CopiedTable]:
-        """Writes a checkpoint with all imported tables into the folder `temporary`; returns a CopiedTable for each
-        table.
-        """
-        # Open all files before the first table is copied, so that a bad file is refused early.
-        opened = {copy.name: open_table(copy.source, temporary) for copy in self.copies}
-        keys = {name: read_keys(path) for name, path in self.keys.items()}
-        readers: dict[str, TableReader] = {
-            copy.name: with_keys(
-                opened[copy.name],
-                keys.get(copy.name),
-                Address.parse(copy.source).options,
-                f"table {copy.name!r}: {copy.source}",
-            )
-            for copy in self.copies
-        }
-        try:
-            with BundleWriter(temporary / VARIABLES_PREFIX) as writer:
-                return [copy.run(readers[copy.name], writer, progress(copy.name)) for copy in self.copies]
-        except OSError as error:
-            raise ExportError(f"cannot write the tables: {error}") from error
+        for copy, reader in zip(copies, opened, strict=True)
+    ]
+    try:
+        with BundleWriter(temporary / VARIABLES_PREFIX) as writer:
+            pairs = zip(copies, readers, strict=True)
+            return [copy.run(reader, writer, progress(copy.name)) for copy, reader in pairs]
+    except OSError as error:
+        raise ExportError(f"cannot write the tables: {error}") from error
 
 
 def _finish(
@@ -178,21 +165,21 @@ def _finish(
     from model_export.parity.verify import check_parity
 
     artifact = temporary / target.name
-    nonfinite = {table.read.name: table.nonfinite for table in tables if table.nonfinite}
-    reduced = {table.read.name: table.rounding for table in tables if table.rounding is not None}
+    nonfinite = {table.name: table.nonfinite for table in tables if table.nonfinite}
+    reduced = {table.name: table.rounding for table in tables if table.rounding is not None}
     provenance = {
         **base_provenance(int(target.name), created),
-        "imported_from": {table.read.name: Address.parse(table.source).path.name for table in tables},
+        "imported_from": {table.name: Address.parse(table.source).path.name for table in tables},
         **({REDUCED_KEY: reduced} if reduced else {}),
         **({NONFINITE_KEY: nonfinite} if nonfinite else {}),
     }
     manifest = _saved(artifact, (temporary / VARIABLES_PREFIX).parent, spec, tables, provenance)
-    if sum(table.nbytes for table in manifest.tables.values()) > _WHOLE_CHECK_BYTES:
-        manifest = dataclasses.replace(manifest, provenance={**manifest.provenance, COMPARED_ROWS_KEY: _COMPARED_ROWS})
+    if sum(table.nbytes for table in manifest.tables.values()) > WHOLE_CHECK_BYTES:
+        manifest = replace(manifest, provenance={**manifest.provenance, COMPARED_ROWS_KEY: COMPARED_ROWS})
         parity = _twin_parity(artifact, manifest, spec, tables, temporary / "twin")
     else:
         parity = check_parity(artifact, manifest)
-    finish(artifact, dataclasses.replace(manifest, parity=parity.manifest_json()), target, labels)
+    finish(artifact, replace(manifest, parity=parity.manifest_json()), target, labels)
 
 
 def _saved(
@@ -210,15 +197,15 @@ def _saved(
         artifact,
         spec,
         lookups,
-        {table.read.name: table.key for table in tables},
+        {table.name: table.key for table in tables},
         provenance=provenance,
-        table_scales={table.read.name: table.scale_key for table in tables if table.scale_key is not None},
-        table_dtypes={table.read.name: table.dtype for table in tables},
+        table_scales={table.name: table.scale_key for table in tables if table.scale_key is not None},
+        table_dtypes={table.name: table.dtype for table in tables},
     )
     inputs = read_signature_inputs(artifact)
     requests = {name: lookup_requests(artifact, manifest, entry, inputs[name]) for name, entry in lookups.items()}
     write_warmup(artifact, {name: list(several) for name, several in requests.items()})
-    return dataclasses.replace(manifest, files=file_sizes(artifact))
+    return replace(manifest, files=file_sizes(artifact))
 
 
 def _twin_parity(
@@ -226,15 +213,15 @@ def _twin_parity(
 ) -> ParityReport:
     from model_export.parity.verify import check_parity
 
-    cut = cut_tables(tables, _COMPARED_ROWS)
+    cut = cut_tables(tables, COMPARED_ROWS)
     copy_first_rows(artifact, manifest, cut, twin / VARIABLES_PREFIX)
     small = twin / "1"
-    described = _saved(small, (twin / VARIABLES_PREFIX).parent, cut_spec(spec, _COMPARED_ROWS), cut, {})
+    described = _saved(small, (twin / VARIABLES_PREFIX).parent, cut_spec(spec, COMPARED_ROWS), cut, {})
     return check_parity(small, described)
 
 
 def cut_tables(tables: Sequence[CopiedTable], rows: int) -> list[CopiedTable]:
-    return [replace(t, read=replace(t.read, vocabulary_size=min(rows, t.read.vocabulary_size))) for t in tables]
+    return [replace(table, vocabulary_size=min(rows, table.vocabulary_size)) for table in tables]
 
 
 def copy_first_rows(artifact: Path, manifest: Manifest, tables: Sequence[CopiedTable], prefix: Path) -> None:
@@ -244,7 +231,7 @@ def copy_first_rows(artifact: Path, manifest: Manifest, tables: Sequence[CopiedT
     """
     with BundleWriter(prefix) as writer:
         for table in tables:
-            entry, rows = manifest.tables[table.read.name], table.read.vocabulary_size
+            entry, rows = manifest.tables[table.name], table.vocabulary_size
             part = entry.nbytes // entry.vocabulary_size * rows
             writer.add(table.key, saved_dtype(table.dtype), [_rows(artifact, entry, table.dtype, part, rows)])
             if entry.scale is not None and table.scale_key is not None:

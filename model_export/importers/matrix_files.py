@@ -1,23 +1,12 @@
-"""Reads matrices that lie as plain numbers in a file: NumPy's, safetensors and HDF5.
+"""Reads matrices that lie as plain numbers in a file: NumPy's, without pickle, safetensors, HDF5 and Keras' files.
 
-Reads an uncompressed matrix from a file in chunks, and does not map it, because mapped pages count as used memory.
-
-C order is read directly. Fortran order is read column by column for the rows of a chunk, and transposed.
-
-Reads NumPy's .npy and .npz files, without pickle.
+An uncompressed matrix is read in chunks and not mapped, because mapped pages count as used memory. Fortran order is
+read column by column for the rows of a chunk, and transposed. safetensors is read without its library, which would map
+the file and has no bfloat16 for numpy. Of a Keras model only numbers are read, so no code of it runs.
 
 Source: numpy/lib/_format_impl.py (NumPy 2.4), "Format Version 1.0" to "3.0"; APPNOTE.TXT 4.3.7 for the local header of
-a zip member.
-
-Reads safetensors files, whole or sharded by an index, without the safetensors library.
-
-The library would map the file, and its slices for numpy do not support bfloat16.
-
-Source: huggingface/safetensors README.md "Format": 8 bytes little-endian N, N bytes of JSON, the tensors row-major.
-
-Reads matrices of HDF5 files: Keras' weights (.weights.h5, .h5) and whole models (.keras, a zip archive).
-
-Only numbers are read; a model's configuration is not, so no code of it runs.
+a zip member; huggingface/safetensors README.md "Format": 8 bytes little-endian N, N bytes of JSON, the tensors
+row-major.
 """
 
 from __future__ import annotations
@@ -41,13 +30,6 @@ from model_export.importers.table_reader import CHUNK_BYTES, Chunk, TableReader,
 from service.artifact.hashes import crc32c_of, masked
 from service.types import Array
 
-_RAW_DTYPES = {
-    "float16": "<f2",
-    "float32": "<f4",
-    "float64": "<f8",
-    "bfloat16": "<u2",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class NumberType:
@@ -61,6 +43,14 @@ class NumberType:
         return widened(stored, "bfloat16") if self.is_bfloat16 else stored
 
 
+NUMBERS = {
+    "float16": NumberType(np.dtype("<f2")),
+    "float32": NumberType(np.dtype("<f4")),
+    "float64": NumberType(np.dtype("<f8")),
+    "bfloat16": NumberType(np.dtype("<u2"), is_bfloat16=True),
+}
+
+
 def open_raw(address: Address) -> TableReader:
     """Opens a file of numbers without a header, PATH?format=raw&dim=D[&dtype=float32], as HugeCTR's emb_vector.
 
@@ -68,12 +58,12 @@ def open_raw(address: Address) -> TableReader:
       ExportError: dim or dtype is missing or invalid, or the file does not hold whole rows.
     """
     dim, dtype = address.options.get("dim", ""), address.options.get("dtype", "float32")
-    if not dim.isdecimal() or int(dim) < 1 or dtype not in _RAW_DTYPES:
+    if not dim.isdecimal() or int(dim) < 1 or dtype not in NUMBERS:
         raise ExportError(
             f"{address.text}: a raw matrix needs ?format=raw&dim=D, D numbers a row, little-endian; &dtype= is one of "
-            f"{', '.join(_RAW_DTYPES)} (default: float32)"
+            f"{', '.join(NUMBERS)} (default: float32)"
         )
-    number = NumberType(np.dtype(_RAW_DTYPES[dtype]), is_bfloat16=dtype == "bfloat16")
+    number = NUMBERS[dtype]
     size, row_bytes = address.path.stat().st_size, int(dim) * number.dtype.itemsize
     if size % row_bytes:
         raise ExportError(f"{address.path} has {size:,} bytes, no multiple of the {row_bytes:,} of {dim} x {dtype}")
@@ -293,11 +283,11 @@ def data_offset(path: Path, info: zipfile.ZipInfo) -> int:
 
 # Largest size in bytes of a safetensors file's header; the safetensors library has the same limit.
 _MAX_HEADER_BYTES = 100_000_000
-_NUMBERS = {
-    "F16": NumberType(np.dtype("<f2")),
-    "F32": NumberType(np.dtype("<f4")),
-    "F64": NumberType(np.dtype("<f8")),
-    "BF16": NumberType(np.dtype("<u2"), is_bfloat16=True),
+_SAFETENSORS = {
+    "F16": NUMBERS["float16"],
+    "F32": NUMBERS["float32"],
+    "F64": NUMBERS["float64"],
+    "BF16": NUMBERS["bfloat16"],
 }
 
 
@@ -346,11 +336,11 @@ def _matrix(path: Path, name: str, entry: Any, first_byte: int) -> RawMatrix:
         begin, end = (int(offset) for offset in entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"{path}:{name}: its header entry is malformed") from error
-    if dtype not in _NUMBERS:
-        raise ExportError(f"{path}:{name} holds {dtype}; a table holds {', '.join(_NUMBERS)}")
+    if dtype not in _SAFETENSORS:
+        raise ExportError(f"{path}:{name} holds {dtype}; a table holds {', '.join(_SAFETENSORS)}")
     if len(shape) != 2 or min(shape) < 0:
         raise ExportError(f"{path}:{name} has shape {shape}; a table is a matrix, [rows, numbers per row]")
-    number = _NUMBERS[dtype]
+    number = _SAFETENSORS[dtype]
     if begin < 0 or end - begin != shape[0] * shape[1] * number.dtype.itemsize:
         raise ExportError(f"{path}:{name}: {end - begin:,} bytes can not hold {shape} of {dtype}")
     return RawMatrix(path, first_byte + begin, shape[0], shape[1], number)
@@ -410,9 +400,7 @@ def _is_bfloat16(dataset: Any) -> bool:
 
 
 def _number_type(dataset: Any) -> NumberType:
-    if _is_bfloat16(dataset):
-        return NumberType(np.dtype("<u2"), is_bfloat16=True)
-    return NumberType(dataset.dtype)
+    return NUMBERS["bfloat16"] if _is_bfloat16(dataset) else NumberType(dataset.dtype)
 
 
 @contextmanager

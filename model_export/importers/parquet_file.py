@@ -172,7 +172,13 @@ class _Columns:
     def _keys(self, batch: Any, path: Path, done: int) -> Keys | None:
         if self.key is None:
             return None
-        keys = _keys(batch.column(self.key), path, done, self.key)
+        import pyarrow
+
+        column = batch.column(self.key)
+        _check_no_nulls(column, path, done, self.key)
+        if pyarrow.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        keys: Sequence[str] | Sequence[int] = column.to_pylist()
         return [str(key) for key in keys] if self.has_strings else keys
 
     def _known_dim(self, schema: Any) -> int:
@@ -257,16 +263,6 @@ def _check_no_nulls(column: Any, path: Path, done: int, name: str, dim: int = 1)
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False))) // max(dim, 1)
         raise ExportError(f"{path}, row {done + row}: {name!r} is null; leave such rows out of the file")
-
-
-def _keys(column: Any, path: Path, done: int, name: str) -> Keys:
-    import pyarrow
-
-    _check_no_nulls(column, path, done, name)
-    if pyarrow.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    keys: Sequence[str] | Sequence[int] = column.to_pylist()
-    return keys
 
 
 def _listed(schema: Any) -> str:

@@ -39,8 +39,7 @@ def write_saved_model(
         warnings.simplefilter("ignore", DeprecationWarning)
         builder = _builder(folder)
         os.rename(variables, folder / "variables")
-        shapes = {table.name: (table.vocabulary_size, table.embedding_dim) for table in spec.tables}
-        parts = {table.read.name: _graph_table(table, shapes[table.read.name]) for table in tables}
+        parts = {table.name: _graph_table(table) for table in tables}
         keys = vocabulary_tables(spec, vocabularies)
         definitions = {
             name: build_lookup(entry, spec, parts, keys).signature_def(name) for name, entry in lookups.items()
@@ -56,8 +55,8 @@ def write_saved_model(
         builder.save()
 
 
-def _graph_table(table: CopiedTable, shape: tuple[int, int]) -> Any:
-    rows, dim = shape
+def _graph_table(table: CopiedTable) -> Any:
+    rows, dim = table.vocabulary_size, table.embedding_dim
     dtype = tf.as_dtype(saved_dtype(table.dtype))
     numbers = unwritten_variable(table.key, dtype, (rows, stored_columns(table.dtype, dim)))
     if table.dtype == "float32":

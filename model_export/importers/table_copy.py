@@ -20,14 +20,29 @@ from service.types import Array, saved_dtype
 _INT64 = range(-(2**63), 2**63)
 
 
+# A callback for progress. Its arguments are the number of copied rows, and of all rows, or None if not known.
+Progress = Callable[[int, int | None], None]
+
+
 @dataclass(frozen=True, slots=True)
-class ReadTable:
-    """A table whose rows are in the checkpoint. mean_row: number of the row with the mean of all others, or None."""
+class CopiedTable:
+    """An imported table whose rows are in the checkpoint.
+
+    source: address of the file. nonfinite: how many numbers are NaN or infinite.
+    key, scale_key: keys in the checkpoint; rounding: provenance entry of a table in fewer bits.
+    mean_row: number of the row with the mean of all others, or None.
+    """
 
     name: str
     vocabulary_size: int
     embedding_dim: int
-    keys: Keys | None = None
+    keys: Keys | None
+    source: str
+    dtype: TableDtype
+    nonfinite: int
+    key: str
+    scale_key: str | None = None
+    rounding: dict[str, str | float] | None = None
     mean_row: int | None = None
 
 
@@ -52,15 +67,6 @@ class OovPolicy:
         return OovPolicy(kind)
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureChoice:
-    """A feature and the table that it reads. combiner: None means one id per row, otherwise any number of ids."""
-
-    name: str
-    table: str
-    combiner: Combiner | None = None
-
-
 def check_name(what: str, name: str) -> None:
     if re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_]*", name) and "__" not in name:
         return
@@ -73,7 +79,7 @@ def check_name(what: str, name: str) -> None:
     )
 
 
-def choose_features(features: Mapping[str, str], tables: Sequence[str]) -> tuple[FeatureChoice, ...]:
+def choose_features(features: Mapping[str, str], tables: Sequence[str]) -> tuple[FeatureSpec, ...]:
     """Returns the named features, plus, for each table that no named feature reads, a feature of the table's name.
 
     Args:
@@ -91,16 +97,16 @@ def choose_features(features: Mapping[str, str], tables: Sequence[str]) -> tuple
         if combiner and combiner not in get_args(Combiner):
             raise ExportError(f"feature {name!r}: {combiner!r} combines nothing; use {', '.join(get_args(Combiner))}")
         kept: Any = combiner or None
-        chosen.append(FeatureChoice(name, table, kept))
+        chosen.append(FeatureSpec(name, table, is_ragged=kept is not None, combiner=kept))
     read = {feature.table for feature in chosen}
-    chosen += [FeatureChoice(table, table) for table in tables if table not in read]
+    chosen += [FeatureSpec(table, table) for table in tables if table not in read]
     if len({feature.name for feature in chosen}) != len(chosen):
         raise ExportError(f"two features have the same name: {[feature.name for feature in chosen]}")
     return tuple(chosen)
 
 
 def model_spec(
-    tables: Sequence[ReadTable], features: Sequence[FeatureChoice], oov: Mapping[str, OovPolicy]
+    tables: Sequence[CopiedTable], features: Sequence[FeatureSpec], oov: Mapping[str, OovPolicy]
 ) -> ModelSpec:
     """Makes a ModelSpec of the tables and features; raises ExportError if a table's keys can not be a vocabulary."""
     by_name = {table.name: table for table in tables}
@@ -119,21 +125,19 @@ def model_spec(
 
 
 def _feature(
-    feature: FeatureChoice, table: ReadTable, oov: OovPolicy, vocabulary: VocabularySpec | None
+    feature: FeatureSpec, table: CopiedTable, oov: OovPolicy, vocabulary: VocabularySpec | None
 ) -> FeatureSpec:
-    is_ragged = feature.combiner is not None
-    plain = FeatureSpec(feature.name, feature.table, is_ragged=is_ragged, combiner=feature.combiner)
     row = table.mean_row if oov.kind == "mean" else oov.row
     if row is not None and row >= table.vocabulary_size:
         raise ExportError(f"oov of table {table.name!r} is row {row}, it has {table.vocabulary_size} rows")
     if oov.kind == "zero":
-        return replace(plain, on_bad_id="drop", vocabulary=vocabulary)
+        return replace(feature, on_bad_id="drop", vocabulary=vocabulary)
     if vocabulary is None and oov.kind in ("row", "mean"):
-        return replace(plain, on_bad_id="default_row", default_id=row or 0)
-    return replace(plain, vocabulary=vocabulary)
+        return replace(feature, on_bad_id="default_row", default_id=row or 0)
+    return replace(feature, vocabulary=vocabulary)
 
 
-def _vocabulary(table: ReadTable, oov: OovPolicy) -> VocabularySpec:
+def _vocabulary(table: CopiedTable, oov: OovPolicy) -> VocabularySpec:
     keys: Any = tuple(table.keys or ())
     if keys and isinstance(keys[0], int) and not (min(keys) in _INT64 and max(keys) in _INT64):
         beyond = next(row for row, key in enumerate(keys) if key not in _INT64)
@@ -149,72 +153,58 @@ def _vocabulary(table: ReadTable, oov: OovPolicy) -> VocabularySpec:
         raise ExportError(f"table {table.name!r}: {error}{way}") from error
 
 
-# A callback for progress. Its arguments are the number of copied rows, and of all rows, or None if not known.
-Progress = Callable[[int, int | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class CopiedTable:
-    """The result of copying one imported table into the checkpoint.
-
-    source: address of the file. nonfinite: how many numbers are NaN or infinite.
-    key, scale_key: keys in the checkpoint; rounding: provenance entry of a table in fewer bits.
-    """
-
-    read: ReadTable
-    source: str
-    dtype: TableDtype
-    nonfinite: int
-    key: str
-    scale_key: str | None = None
-    rounding: dict[str, str | float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TableCopy:
-    """The options for copying one table.
+    """The copy of one table's rows into a checkpoint; run() is called once. Concurrency: one caller at a time.
 
-    source: address of the file, for messages. adds_mean: append a row that is the mean of all rows.
+    Args:
+      source: address of the file, for messages.
+      adds_mean: append a row that is the mean of all rows.
     """
 
-    name: str
-    source: str
-    dtype: TableDtype = "float32"
-    adds_mean: bool = False
-    allow_nonfinite: bool = False
-
-    def run(self, reader: TableReader, writer: BundleWriter, progress: Progress) -> CopiedTable:
-        return _Run(self, writer).run(reader, progress)
-
-
-class _Run:
-    def __init__(self, copy: TableCopy, writer: BundleWriter) -> None:
-        self._copy, self._writer = copy, writer
-        self._rounding = None if copy.dtype == "float32" else Rounding(copy.name, copy.dtype)
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        dtype: TableDtype = "float32",
+        *,
+        adds_mean: bool = False,
+        allow_nonfinite: bool = False,
+    ) -> None:
+        self.name, self.source, self._dtype = name, source, dtype
+        self._adds_mean, self._allow_nonfinite = adds_mean, allow_nonfinite
+        self._rounding = None if dtype == "float32" else Rounding(name, dtype)
         self._scales: list[Array] = []
         self._sum: Any = 0.0
         self._keys: list[Any] | None = None
         self._rows = self._dim = self._nonfinite = 0
 
-    def run(self, reader: TableReader, progress: Progress) -> CopiedTable:
-        copy = self._copy
-        key, scale_key = f"tables/{copy.name}", None
-        self._writer.add(key, saved_dtype(copy.dtype), self._pieces(reader, progress))
+    def run(self, reader: TableReader, writer: BundleWriter, progress: Progress) -> CopiedTable:
+        key, scale_key = f"tables/{self.name}", None
+        writer.add(key, saved_dtype(self._dtype), self._pieces(reader, progress))
         if self._scales:
-            scale_key = f"scales/{copy.name}"
-            self._writer.add(scale_key, "float32", self._scales)
-        mean_row = self._rows - 1 if copy.adds_mean else None
-        read = ReadTable(copy.name, self._rows, self._dim, self._keys, mean_row)
-        rounding = None if self._rounding is None else self._rounding.to_json()
-        return CopiedTable(read, copy.source, copy.dtype, self._nonfinite, key, scale_key, rounding)
+            scale_key = f"scales/{self.name}"
+            writer.add(scale_key, "float32", self._scales)
+        return CopiedTable(
+            self.name,
+            self._rows,
+            self._dim,
+            self._keys,
+            self.source,
+            self._dtype,
+            self._nonfinite,
+            key,
+            scale_key,
+            None if self._rounding is None else self._rounding.to_json(),
+            self._rows - 1 if self._adds_mean else None,
+        )
 
     def _pieces(self, reader: TableReader, progress: Progress) -> Iterator[Array]:
         for chunk in self._chunks(reader):
             yield self._stored(self._float32_rows(chunk))
             progress(self._rows, reader.num_rows)
         if not self._rows or not self._dim:
-            raise ExportError(f"table {self._copy.name!r}: {self._copy.source} holds no rows of numbers")
-        if self._copy.adds_mean:
+            raise ExportError(f"table {self.name!r}: {self.source} holds no rows of numbers")
+        if self._adds_mean:
             yield self._stored((self._sum / self._rows).astype(np.float32)[None, :])
 
     def _chunks(self, reader: TableReader) -> Iterator[Chunk]:
@@ -227,13 +217,13 @@ class _Run:
             except StopIteration:
                 return
             except (OSError, ValueError, NotImplementedError) as error:
-                raise ExportError(f"table {self._copy.name!r}: cannot read {self._copy.source}: {error}") from error
+                raise ExportError(f"table {self.name!r}: cannot read {self.source}: {error}") from error
             yield chunk
 
     def _float32_rows(self, chunk: Chunk) -> Array:
         if self._rows and chunk.rows.shape[1] != self._dim:
             raise ExportError(
-                f"table {self._copy.name!r}: row {self._rows} of {self._copy.source} has {chunk.rows.shape[1]} "
+                f"table {self.name!r}: row {self._rows} of {self.source} has {chunk.rows.shape[1]} "
                 f"numbers, the rows before it have {self._dim}"
             )
         self._dim = chunk.rows.shape[1]
@@ -241,7 +231,7 @@ class _Run:
         if chunk.keys is not None:
             self._keys = self._keys or []
             self._keys.extend(chunk.keys)
-        if self._copy.adds_mean:
+        if self._adds_mean:
             self._sum = self._sum + rows.sum(axis=0, dtype=np.float64)
         return rows
 
@@ -257,15 +247,15 @@ class _Run:
         if not count:
             return rows
         row, column = (int(i[0]) for i in np.nonzero(~is_finite))
-        what = f"table {self._copy.name!r}: row {self._rows + row} of {self._copy.source} holds {given[row, column]}"
+        what = f"table {self.name!r}: row {self._rows + row} of {self.source} holds {given[row, column]}"
         is_lost = np.isfinite(given) & ~is_finite
         if is_lost.any():
             row, column = (int(i[0]) for i in np.nonzero(is_lost))
             raise ExportError(
-                f"table {self._copy.name!r}: row {self._rows + row} of {self._copy.source} holds "
+                f"table {self.name!r}: row {self._rows + row} of {self.source} holds "
                 f"{given[row, column]}, float32 ends at 3.4e38"
             )
-        if not self._copy.allow_nonfinite:
+        if not self._allow_nonfinite:
             raise ExportError(f"{what}; nothing was imported (--allow_nonfinite imports NaN and infinity all the same)")
         self._nonfinite += count
         return rows

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from itertools import islice
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -53,6 +54,13 @@ def rows_per_chunk(dim: int) -> int:
     (32768, 1)
     """
     return max(1, CHUNK_BYTES // (4 * max(1, dim)))
+
+
+def chunked(rows: Iterable[tuple[Any, Any]], dim: int, *, has_keys: bool) -> Iterator[Chunk]:
+    """Yields chunks of rows that are given one by one, as (key, numbers); without has_keys, the keys are left out."""
+    left = iter(rows)
+    while several := list(islice(left, rows_per_chunk(dim))):
+        yield Chunk(np.array([row for _, row in several]), [key for key, _ in several] if has_keys else None)
 
 
 def missing_library(library: str, needed_for: str) -> ExportError:

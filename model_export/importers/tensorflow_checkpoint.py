@@ -1,14 +1,10 @@
-"""Reads variables and hash tables of a TensorFlow checkpoint or SavedModel.
+"""Reads variables, whole or in parts, and hash tables of TensorFlow checkpoints and SavedModels, without TensorFlow.
 
-Reads hash tables of TensorFlow checkpoints: keys and values that are saved beside each other, in order of buckets.
+A hash table's keys and values are saved beside each other, in order of buckets.
 
 Source: MutableHashTable._Saveable and DenseHashTable._Saveable of tensorflow/python/ops/lookup_ops.py (2.21): tensors
 NAME-keys and NAME-values. Variable._make_name of TensorFlow Recommenders Addons' dynamic_embedding_variable.py: one
 table NAME_mht_IofN for each device. WriteStringTensor of tensorflow/core/util/tensor_bundle/tensor_bundle.cc.
-
-Reads variables and hash tables of TensorFlow checkpoints and SavedModels, without TensorFlow.
-
-A variable may be whole or partitioned.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import numpy as np
 from model_export.adoption.spec import candidate_lines, find_variable, is_table
 from model_export.errors import ExportError
 from model_export.importers.address import Address
-from model_export.importers.matrix_files import NumberType, RawMatrix
+from model_export.importers.matrix_files import NUMBERS, RawMatrix
 from model_export.importers.table_reader import Chunk, Errors, TableReader, decoded, option, rows_per_chunk
 from model_export.parity.integrity import VARIABLES_PREFIX
 from service.artifact.bundle import BundleEntry, read_bundle, read_varint
@@ -73,17 +69,15 @@ def hash_tables(variables: Mapping[str, BundleEntry]) -> list[HashTable]:
     ]
 
 
-def open_hash_table(
-    address: Address, table: HashTable, variables: Mapping[str, BundleEntry], matrices: Mapping[str, RawMatrix]
-) -> SortedHashTable:
-    """Opens a hash table and returns its reader.
-
-    Args:
-      matrices: the values of each part, by the part's name.
-
-    Raises:
-      ExportError: the keys are not int64, int32 or strings, or a dense table's empty and deleted keys are not named.
-    """
+def _open_hash_table(address: Address, table: HashTable, variables: Mapping[str, BundleEntry]) -> TableReader:
+    values = [variables[part + VALUES] for part in table.parts]
+    for part, entry in zip(table.parts, values, strict=True):
+        if not is_table(entry, NUMBERS) or entry.is_sliced:
+            raise ExportError(
+                f"{address.path}:{part}{VALUES} is {entry.dtype} {list(entry.shape)}; a hash table is imported if its "
+                f"values are a matrix of {' or '.join(NUMBERS)}"
+            )
+        _check_file(entry, table.name)
     entries = [variables[part + KEYS] for part in table.parts]
     keys = [_keys(entry, f"{address.path}:{part}{KEYS}") for part, entry in zip(table.parts, entries, strict=True)]
     flat = [key for some in keys for key in some.tolist()]
@@ -98,7 +92,7 @@ def open_hash_table(
             named.append(key)
     sizes = [len(some) for some in keys]
     places = np.stack([np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(n) for n in sizes])], axis=1)
-    return SortedHashTable(tuple(matrices[part] for part in table.parts), places[order], named)
+    return SortedHashTable(tuple(_matrix(entry) for entry in values), places[order], named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +190,6 @@ def _strings(data: bytes, entry: BundleEntry) -> Array | None:
     return out
 
 
-_NUMBERS = {
-    "float16": NumberType(np.dtype("<f2")),
-    "float32": NumberType(np.dtype("<f4")),
-    "float64": NumberType(np.dtype("<f8")),
-    "bfloat16": NumberType(np.dtype("<u2"), is_bfloat16=True),
-}
-
-
 def open_checkpoint(address: Address) -> TableReader:
     """Opens the variable of PREFIX:VARIABLE or SAVED_MODEL_FOLDER:VARIABLE; raises ExportError or ArtifactError."""
     prefix = address.path / VARIABLES_PREFIX if (address.path / "saved_model.pb").is_file() else address.path
@@ -214,7 +200,7 @@ def open_checkpoint(address: Address) -> TableReader:
     tensors = {part + end for table in hashed for part in table.parts for end in (KEYS, VALUES)}
     plain = {key: entry for key, entry in variables.items() if key not in tensors}
     if address.name is None:
-        tables = [key for key, entry in plain.items() if is_table(entry, _NUMBERS)]
+        tables = [key for key, entry in plain.items() if is_table(entry, NUMBERS)]
         if len(tables) + len(hashed) != 1:
             lines = "\n".join([*candidate_lines(plain), *_hash_table_lines(hashed, variables)])
             raise ExportError(f"{address.path}: say which variable with {address.path.name}:VARIABLE:\n{lines}")
@@ -231,21 +217,9 @@ def open_checkpoint(address: Address) -> TableReader:
     return _open_variable(name, plain, _hash_table_lines(hashed, variables))
 
 
-def _open_hash_table(address: Address, table: HashTable, variables: Mapping[str, BundleEntry]) -> TableReader:
-    values = {part: variables[part + VALUES] for part in table.parts}
-    for part, entry in values.items():
-        if not is_table(entry, _NUMBERS) or entry.is_sliced:
-            raise ExportError(
-                f"{address.path}:{part}{VALUES} is {entry.dtype} {list(entry.shape)}; a hash table is imported if its "
-                f"values are a matrix of {' or '.join(_NUMBERS)}"
-            )
-        _check_file(entry, table.name)
-    return open_hash_table(address, table, variables, {part: _matrix(entry) for part, entry in values.items()})
-
-
 def _open_variable(name: str, variables: Mapping[str, BundleEntry], hash_table_lines: Sequence[str]) -> TableReader:
     try:
-        entry = variables[find_variable(name, variables, dtypes=_NUMBERS)]
+        entry = variables[find_variable(name, variables, dtypes=NUMBERS)]
     except ExportError as error:
         raise ExportError("\n".join([str(error), *hash_table_lines])) from error
     parts = tuple((part.start, _matrix(part.entry)) for part in entry.slices) or (((0, 0), _matrix(entry)),)
@@ -270,7 +244,7 @@ def _hash_table_lines(tables: Sequence[HashTable], variables: Mapping[str, Bundl
 
 def _matrix(entry: BundleEntry) -> RawMatrix:
     rows, dim = entry.shape
-    return RawMatrix(entry.file, entry.offset, rows, dim, _NUMBERS[entry.dtype], crc32c=entry.crc32c)
+    return RawMatrix(entry.file, entry.offset, rows, dim, NUMBERS[entry.dtype], crc32c=entry.crc32c)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,4 @@
-"""Reads tables of numbers in text: CSV, TSV, GloVe and word2vec, whose binary form is read, too.
-
-Reads word2vec's two formats, fastText's .vec, GloVe's text, and matrices of numbers in text without words.
+"""Reads tables of numbers in text: CSV, TSV, GloVe, fastText's .vec, word2vec's two forms, and matrices without words.
 
 Words become the keys of the rows. Only a line feed ends a line; a word may hold any other character.
 
@@ -29,11 +27,11 @@ from model_export.importers.table_reader import (
     KeyDtypeChoice,
     KeysChoice,
     TableReader,
+    chunked,
     decoded,
     is_int64,
     is_number,
     option,
-    rows_per_chunk,
 )
 
 _HeaderChoice = Literal["first", "none"]
@@ -105,24 +103,16 @@ class _Csv:
         return None
 
     def chunks(self) -> Iterator[Chunk]:
-        step = rows_per_chunk(len(self.columns))
-        rows: list[list[float]] = []
-        keys: list[Any] = []
+        return chunked(self._rows(), len(self.columns), has_keys=self.key is not None)
+
+    def _rows(self) -> Iterator[tuple[str | int | None, list[float]]]:
         for line, cells in islice(self.lines.rows(), self.names is not None, None):
             where = f"{self.lines.source.name}, line {line}"
             if len(cells) != self.width:
                 raise ExportError(_WIDTH.format(where=where, found=len(cells), wanted=self.width))
-            if self.key is not None:
-                key = self._key(cells[self.key], where)
-                if key is None:
-                    continue
-                keys.append(key)
-            rows.append([self._number(cells[column], column, where) for column in self.columns])
-            if len(rows) == step:
-                yield Chunk(np.array(rows), keys if self.key is not None else None)
-                rows, keys = [], []
-        if rows:
-            yield Chunk(np.array(rows), keys if self.key is not None else None)
+            key = None if self.key is None else self._key(cells[self.key], where)
+            if key is not None or self.key is None:
+                yield key, [self._number(cells[column], column, where) for column in self.columns]
 
     def _key(self, cell: str, where: str) -> str | int | None:
         if not self.has_integers:
@@ -304,30 +294,22 @@ class _Text:
         return None if self.errors == "skip" else self.header_rows
 
     def chunks(self) -> Iterator[Chunk]:
-        step = rows_per_chunk(self.dim)
-        rows, keys, lines = [], [], 0
+        return chunked(self._rows(), self.dim, has_keys=self.has_keys)
+
+    def _rows(self) -> Iterator[tuple[str, np.ndarray]]:
+        lines = 0
         with self.source.open() as file:
             for number, line in islice(enumerate(file, 1), 0 if self.header_rows is None else 1, None):
                 lines += 1
                 key, row = self._parsed(line.removeprefix(BOM_UTF8) if number == 1 else line, number)
-                if key is None:
-                    continue
-                keys.append(key)
-                rows.append(row)
-                if len(rows) == step:
-                    yield self._chunk(rows, keys)
-                    rows, keys = [], []
-        if rows:
-            yield self._chunk(rows, keys)
+                if key is not None:
+                    yield key, row
         if self.header_rows is not None and lines != self.header_rows:
             how = "it is cut short" if lines < self.header_rows else "it goes on after them"
             raise ExportError(
                 f"{self.source.name} has {lines:,} rows, its first line says {self.header_rows:,}: {how}; if its first "
                 "line is a row, add ?format=glove"
             )
-
-    def _chunk(self, rows: list[np.ndarray], keys: list[str]) -> Chunk:
-        return Chunk(np.stack(rows), keys if self.has_keys else None)
 
     def _parsed(self, line: bytes, number: int) -> tuple[str | None, np.ndarray]:
         # Returns the key ("" if the file has none; None to leave the row out) and the numbers of a line.
@@ -361,21 +343,16 @@ class _Binary:
         return None if self.errors == "skip" else self.header_rows
 
     def chunks(self) -> Iterator[Chunk]:
-        step = rows_per_chunk(self.dim)
+        return chunked(self._rows(), self.dim, has_keys=True)
+
+    def _rows(self) -> Iterator[tuple[str, np.ndarray]]:
         with self.source.open() as file:
             file.readline()
             words = _BinaryWords(file, self.source.name, self.dim)
-            for start in range(0, self.header_rows, step):
-                count = min(step, self.header_rows - start)
-                rows = np.empty((count, self.dim), np.float32)
-                keys: list[str] = []
-                for i in range(start, start + count):
-                    word, row = words.next_word(i, self.header_rows)
-                    if (key := decoded(word, self.errors, f"{self.source.name}, row {i}")) is not None:
-                        rows[len(keys)] = row
-                        keys.append(key)
-                if keys:
-                    yield Chunk(rows[: len(keys)], keys)
+            for i in range(self.header_rows):
+                word, row = words.next_word(i, self.header_rows)
+                if (key := decoded(word, self.errors, f"{self.source.name}, row {i}")) is not None:
+                    yield key, row
             words.check_end(self.header_rows)
 
 

@@ -13,18 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-import numpy as np
-
 from model_export.errors import ExportError
 from model_export.importers.address import Address
-from model_export.importers.matrix_files import NumberType, RawMatrix, StoredMatrix, data_offset
+from model_export.importers.matrix_files import NUMBERS, RawMatrix, StoredMatrix, data_offset
 from model_export.importers.table_reader import TableReader
 
 _NUMBERS = {
-    "HalfStorage": NumberType(np.dtype("<f2")),
-    "FloatStorage": NumberType(np.dtype("<f4")),
-    "DoubleStorage": NumberType(np.dtype("<f8")),
-    "BFloat16Storage": NumberType(np.dtype("<u2"), is_bfloat16=True),
+    "HalfStorage": NUMBERS["float16"],
+    "FloatStorage": NUMBERS["float32"],
+    "DoubleStorage": NUMBERS["float64"],
+    "BFloat16Storage": NUMBERS["bfloat16"],
 }
 # All classes and functions that a pickle of tensors names, beside the types of storages.
 _DICT = "collections.OrderedDict"

@@ -44,7 +44,8 @@ def restore(path: str | Path, *, build: Callable[[], Any] | None = None, **objec
       ExportError: there is no such checkpoint; it is stacked and a layer has tables already; or it lacks a variable of
         `objects` or has it in another shape.
     """
-    layers = [layer for part in objects.values() for layer in _layers_of(part)]
+    modules = (part for part in objects.values() if isinstance(part, tf.Module))
+    layers = [layer for part in modules for layer in introspection.found_layers(part)]
     if is_stacked(path) and (built := [layer.name for layer in layers if introspection.is_built(layer)]):
         raise ExportError(
             f"{path} holds stacked tables, which layers {built} can not take any more: restore before the model is "
@@ -99,13 +100,3 @@ def _keys(path: str | Path) -> list[str]:
         return [key for key, _ in tf.train.list_variables(str(path))]
     except (ValueError, tf.errors.OpError) as error:
         raise ExportError(f"no checkpoint {path}: {error}") from error
-
-
-def _layers_of(part: Any) -> list[Any]:
-    if not isinstance(part, tf.Module):
-        return []
-    try:
-        return introspection.embedding_layers(part)
-    # embedding_layers() raises ExportError if `part`, one of the restored objects, has no TPUEmbedding layer.
-    except ExportError:
-        return []

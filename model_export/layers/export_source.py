@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,34 +32,42 @@ from model_export.layers.predict_inputs import (
     predict_function,
 )
 from model_export.layers.to_spec import IdsKind, Vocabulary, flatten_with_paths, input_name, model_spec, named_features
-from model_export.spec.features import ModelSpec
+from model_export.spec.features import ModelSpec, VocabularySpec
 from model_export.tensorflow_setup import tf
 from service.artifact.manifest import SignatureEntry, TooManyPolicy
 from service.types import Array
 
 
-class LookupSource:
-    """The ExportSource of tables with lookups and without a model. Concurrency: one caller at a time.
+class LookupSource(ABC):
+    """The ExportSource of a model whose layers look up tables, or of such a layer. Concurrency: one caller at a time.
 
     Args:
       tables: table of the spec -> [V, D] tf.Variable; save() writes its present value.
+      inputs: the model's inputs; None: a layer alone, or a model without predictions.
+      feature_names: path of a feature that an input feeds, in its layer's nest -> the feature's name in the spec.
       width_is_given: whether the user chose max_ids_per_row; otherwise padded lookups of ragged features are refused.
+
+    no_predictions: why a model has no predict signature; "" if it has one, and for a layer alone.
     """
 
     def __init__(
         self,
+        model: Any,
         spec: ModelSpec,
         tables: Mapping[str, Any],
         provenance: Mapping[str, Any],
         *,
+        inputs: ModelInputs | None,
+        feature_names: Mapping[str, str],
         width_is_given: bool = True,
     ) -> None:
-        self._spec = spec
+        self._model, self._spec, self._inputs, self._feature_names = model, spec, inputs, feature_names
         self._tables = dict(tables)
         # The tables that the exported lookups read: table name -> variable of the tf.Module that save() writes.
         self._lookup_tables: Mapping[str, Any] = {}
         self._provenance = dict(provenance)
         self._width_is_given = width_is_given
+        self.no_predictions = ""
 
     @property
     def spec(self) -> ModelSpec:
@@ -70,7 +79,8 @@ class LookupSource:
 
     @property
     def predict_names(self) -> Sequence[str]:
-        return ()
+        """The model's prediction, serving_default; none of a layer alone, or if no_predictions says why."""
+        return () if self._inputs is None else (PREDICT,)
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
         """Writes a SavedModel of the trained variables; of a table in fewer bits, lookups read a variable made here.
@@ -89,7 +99,7 @@ class LookupSource:
         self._lookup_tables = reduced.for_lookups(self._tables)
         signatures = self._lookups(module, plan.lookups)
         signatures |= {name: self._predict_function(name, module.vocabularies) for name in predict}
-        self._attach(module, [signatures[name] for name in predict])
+        module.attach(self._model, [signatures[name] for name in predict])
         tf.saved_model.save(module, str(folder), signatures=signatures)
         if plan.export_to_tpu:
             # Only padded lookups have another graph on a TPU, so only they are traced again.
@@ -106,17 +116,34 @@ class LookupSource:
         return rows
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        raise ExportError(f"there is no signature {signature!r}: tables alone have lookups only")
+        """Runs a request to a predict signature on the model in memory; the request's inputs may lack weights."""
+        parts = self._predict_inputs()
+        if signature == PREDICT_EXAMPLES:
+            tensors = parts.parsed(tf.constant(inputs[EXAMPLES_INPUT]))
+        else:
+            optional = parts.optional()
+            tensors = {
+                name: tf.zeros([0])
+                if name in optional and name not in inputs
+                else tf.constant(inputs[name], spec.dtype)
+                for name, spec in parts.tensor_specs().items()
+            }
+        keyed = {name: words for name in parts.features() if (words := self._spec.feature(name).vocabulary) is not None}
+        vocabularies = {name: _table_in_memory(words) for name, words in keyed.items()}
+        answers = output_namer(self._model)(self._model(parts.model_inputs(tensors, vocabularies)))
+        return {name: np.asarray(answer) for name, answer in answers.items()}
+
+    def _predict_inputs(self) -> PredictInputs:
+        if self._inputs is None:
+            raise ExportError(f"there is no prediction: {self.no_predictions or 'a layer alone has lookups only'}")
+        return PredictInputs(self._spec, self._inputs, self._feature_names)
 
     def _predict_function(self, name: str, vocabularies: Mapping[str, Any]) -> Any:
-        raise ExportError(f"there is no signature {name!r}: tables alone have lookups only")
+        build = examples_function if name == PREDICT_EXAMPLES else predict_function
+        return build(self._model, self._predict_inputs(), vocabularies)
 
-    def _predict_signature(self, name: str) -> PredictSignature:
-        raise ExportError(f"there is no signature {name!r}: tables alone have lookups only")
-
-    def _attach(self, module: ServingModule, functions: Sequence[Any]) -> None:
-        # Tables without a model need no other variables in the saved module.
-        pass
+    @abstractmethod
+    def _predict_signature(self, name: str) -> PredictSignature: ...
 
     def _lookups(
         self, module: ServingModule, entries: Mapping[str, SignatureEntry], **compiled: Compile
@@ -191,27 +218,27 @@ class LayerSource(LookupSource):
         history: Any = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
+        of_models = {"inputs": inputs, "feature_inputs": feature_inputs, "weight_inputs": weight_inputs}
         layers = introspection.embedding_layers(model)
         config = _joined([introspection.feature_config(layer) for layer in layers])
         found = [entry for layer in layers for entry in introspection.tables(layer).items()]
-        self._model = model
-        self._feature_names = dict(
+        feature_names = dict(
             zip([path for path, _ in flatten_with_paths(config)], named_features(config, names), strict=True)
         )
-        self._inputs: ModelInputs | None = None
+        found_inputs: ModelInputs | None = None
         known_kinds: dict[str, IdsKind] = {}
         known_vocabularies: dict[str, Vocabulary] = {}
         if layers[0] is not model:
-            self._inputs = model_inputs(
+            found_inputs = model_inputs(
                 model, inputs=inputs, feature_inputs=feature_inputs, weight_inputs=weight_inputs
             )
-            for leaf in self._inputs.leaves:
+            for leaf in found_inputs.leaves:
                 if leaf.ids_of is not None:
                     _check_rank(leaf.path, leaf.type_spec)
-                    known_kinds[self._feature_names[leaf.ids_of]] = leaf.kind
+                    known_kinds[feature_names[leaf.ids_of]] = leaf.kind
                     if leaf.lookup is not None:
-                        known_vocabularies[self._feature_names[leaf.ids_of]] = leaf.lookup
-        elif given := [n for n, v in _of_models(inputs, feature_inputs, weight_inputs).items() if v is not None]:
+                        known_vocabularies[feature_names[leaf.ids_of]] = leaf.lookup
+        elif given := [name for name, value in of_models.items() if value is not None]:
             raise ExportError(f"{', '.join(given)}: a TPUEmbedding layer alone has lookups only; leave them out")
         spec = model_spec(
             config,
@@ -229,18 +256,18 @@ class LayerSource(LookupSource):
             **(provenance or {}),
         }
         super().__init__(
+            model,
             spec,
             {input_name(name): held.parameters for name, held in found},
             record,
+            inputs=found_inputs,
+            feature_names=feature_names,
             width_is_given=max_ids_per_row is not None,
         )
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """Names of the predict signatures: serving_default and, if tf.Examples can hold all inputs, serve_examples.
-
-        A layer without a model has no predict signatures.
-        """
+        """Names of the predict signatures: serving_default and, if tf.Examples can hold all inputs, serve_examples."""
         if self._inputs is None:
             return ()
         try:
@@ -249,45 +276,11 @@ class LayerSource(LookupSource):
             return (PREDICT,)
         return (PREDICT, PREDICT_EXAMPLES)
 
-    def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Runs a request to a predict signature on the model in memory; the request's inputs may lack weights."""
-        parts = self._predict_inputs()
-        if signature == PREDICT_EXAMPLES:
-            tensors = parts.parsed(tf.constant(inputs[EXAMPLES_INPUT]))
-        else:
-            optional = parts.optional()
-            tensors = {
-                name: tf.zeros([0])
-                if name in optional and name not in inputs
-                else tf.constant(inputs[name], spec.dtype)
-                for name, spec in parts.tensor_specs().items()
-            }
-        keyed = [feature.name for feature in self._spec.features if feature.vocabulary is not None]
-        vocabularies = {name: _table_in_memory(self._spec, name) for name in keyed}
-        answers = output_namer(self._model)(self._model(parts.model_inputs(tensors, vocabularies)))
-        return {name: np.asarray(answer) for name, answer in answers.items()}
-
-    def _predict_inputs(self) -> PredictInputs:
-        if self._inputs is None:
-            raise ExportError("a TPUEmbedding layer alone has lookups only, no predictions")
-        return PredictInputs(self._spec, self._inputs, self._feature_names)
-
-    def _predict_function(self, name: str, vocabularies: Mapping[str, Any]) -> Any:
-        build = examples_function if name == PREDICT_EXAMPLES else predict_function
-        return build(self._model, self._predict_inputs(), vocabularies)
-
     def _predict_signature(self, name: str) -> PredictSignature:
         parts = self._predict_inputs()
         if name == PREDICT_EXAMPLES:
             return PredictSignature(parts.features(), EXAMPLES_INPUT, parts.dense_fields())
         return PredictSignature(parts.features())
-
-    def _attach(self, module: ServingModule, functions: Sequence[Any]) -> None:
-        module.attach(self._model, functions)
-
-
-def _of_models(inputs: Any, feature_inputs: Any, weight_inputs: Any) -> dict[str, Any]:
-    return {"inputs": inputs, "feature_inputs": feature_inputs, "weight_inputs": weight_inputs}
 
 
 def _joined(configs: list[Any]) -> Any:
@@ -315,9 +308,7 @@ def _check_rank(path: str, type_spec: Any) -> None:
         )
 
 
-def _table_in_memory(spec: ModelSpec, feature: str) -> Any:
-    vocabulary = spec.feature(feature).vocabulary
-    assert vocabulary is not None  # callers check this
+def _table_in_memory(vocabulary: VocabularySpec) -> Any:
     keys = tf.constant([str(key) for key in vocabulary.keys])
     lines = tf.range(len(vocabulary.keys), dtype=tf.int64)
     return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, lines), default_value=-1)

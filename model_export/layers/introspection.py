@@ -29,14 +29,14 @@ def embedding_layers(model: Any) -> list[Any]:
     Raises:
       ExportError: the model has no such layer.
     """
-    layers = _embedding_layers(model)
+    layers = found_layers(model)
     if not layers:
         raise ExportError(f"{type(model).__name__} {model.name!r} has no TPUEmbedding layer")
     return layers
 
 
 def has_embedding_layer(model: Any) -> bool:
-    return bool(_embedding_layers(model))
+    return bool(found_layers(model))
 
 
 def feature_config(layer: Any) -> Any:
@@ -80,6 +80,6 @@ def unmatched(status: Any, root: Any, aside: Sequence[Any]) -> list[str]:
     return []
 
 
-def _embedding_layers(model: Any) -> list[Any]:
+def found_layers(model: Any) -> list[Any]:
     kind = tfrs.layers.embedding.TPUEmbedding
     return [model] if isinstance(model, kind) else [part for part in model.submodules if isinstance(part, kind)]

@@ -9,21 +9,19 @@ Source: keras_rs 0.4.0, layers/embedding/base_distributed_embedding.py.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.graphs.source import PREDICT, PredictSignature
+from model_export.graphs.source import PredictSignature
 from model_export.layers.export_source import LookupSource, training_history
 from model_export.layers.model_inputs import InputLeaf, ModelInputs, dynamic_batch, matched_inputs
-from model_export.layers.predict_inputs import PredictInputs, ServingModule, output_namer, predict_function
 from model_export.layers.to_spec import Vocabulary, flatten_with_paths, input_name, vocabulary_spec
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
 from model_export.tensorflow_setup import tf
 from service.artifact.manifest import TooManyPolicy
-from service.types import Array
 
 
 class KerasRsSource(LookupSource):
@@ -45,8 +43,6 @@ class KerasRsSource(LookupSource):
       names: feature -> new name; the other arguments use the new names.
       on_too_many_ids: see to_spec.model_spec.
       history, provenance: as in LayerSource.
-
-    no_predictions: why a model has no predict signature; "" if it has one, and for a layer alone.
 
     Raises:
       ExportError: there is no such layer, it is not built, or two features or two tables would have the same name.
@@ -99,27 +95,12 @@ class KerasRsSource(LookupSource):
         record: dict[str, Any] = {"trained_with": "keras-rs DistributedEmbedding"}
         if history is not None:
             record["history"] = training_history(history)
-        super().__init__(spec, tables, {**record, **(provenance or {})})
-        self._model = model
+        super().__init__(model, spec, tables, {**record, **(provenance or {})}, inputs=None, feature_names={})
         self._paths = paths
-        self._inputs: ModelInputs | None = None
-        self.no_predictions = ""
         if layers[0] is not model:
             self.no_predictions = self._read_inputs(inputs)
         elif inputs is not None:
             raise ExportError("inputs: a DistributedEmbedding layer alone has lookups only; leave it out")
-
-    @property
-    def predict_names(self) -> Sequence[str]:
-        """The model's prediction, serving_default; none of a layer alone, or if no_predictions says why."""
-        return () if self._inputs is None else (PREDICT,)
-
-    def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Runs a request to the predict signature on the model in memory."""
-        parts = self._predict_inputs()
-        tensors = {name: tf.constant(inputs[name], spec.dtype) for name, spec in parts.tensor_specs().items()}
-        answers = output_namer(self._model)(self._model(parts.model_inputs(tensors, {})))
-        return {name: np.asarray(answer) for name, answer in answers.items()}
 
     def _read_inputs(self, inputs: Any) -> str:
         what = f"{type(self._model).__name__} {self._model.name!r}"
@@ -135,21 +116,10 @@ class KerasRsSource(LookupSource):
         self._inputs = ModelInputs(structure, leaves)
         return ""
 
-    def _predict_inputs(self) -> PredictInputs:
-        if self._inputs is None:
-            raise ExportError(f"there is no prediction: {self.no_predictions or 'a layer alone has lookups only'}")
-        return PredictInputs(self._spec, self._inputs, {})
-
-    def _predict_function(self, name: str, vocabularies: Mapping[str, Any]) -> Any:
-        return predict_function(self._model, self._predict_inputs(), vocabularies)
-
     def _predict_signature(self, name: str) -> PredictSignature:
         leaves = self._predict_inputs().inputs.leaves
         feeds = matched_inputs([leaf.path for leaf in leaves], list(self._paths))
         return PredictSignature(row_inputs={input_name(s): self._paths[p].table for s, p in feeds.items()})
-
-    def _attach(self, module: ServingModule, functions: Sequence[Any]) -> None:
-        module.attach(self._model, functions)
 
 
 def has_embedding_layer(model: Any) -> bool:
@@ -198,19 +168,13 @@ def _tables(layer: Any, configs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _flatten_features(configs: Any) -> list[tuple[str, Mapping[str, Any]]]:
     # get_config() describes a feature by a dict, which flatten_with_paths() would flatten too, so each dict is wrapped.
-    wrapped = _wrapped(configs)
-    return [(path, leaf.config) for path, leaf in flatten_with_paths(wrapped)]
-
-
-class _Leaf:
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = config
+    return [(path, leaf()) for path, leaf in flatten_with_paths(_wrapped(configs))]
 
 
 def _wrapped(configs: Any) -> Any:
     if isinstance(configs, Mapping):
         if {"name", "table", "input_shape", "output_shape"} <= set(configs):
-            return _Leaf(configs)
+            return lambda: configs
         return {key: _wrapped(part) for key, part in configs.items()}
     return [_wrapped(part) for part in configs]
 

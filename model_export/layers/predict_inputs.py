@@ -1,15 +1,12 @@
-"""The inputs of a predict signature, and the tf.Module of the signatures of an exported Keras model.
-
-Converts the input tensors of a predict signature to the inputs of a Keras model.
+"""The inputs of a predict signature, converted for a Keras model, and the tf.Module that is saved for the model.
 
 Ids have the input names of a lookup (`<feature>`, or `<feature>__values` and `<feature>__row_splits`). Weights are the
 optional input `<feature>__weights`; any other input is named by its path. In a tf.Example each of them is a field: ids
 under the feature's name, weights and float inputs under the names above.
 
-The plain tf.Module that is saved for a layer model: its tables, other variables and signatures.
-
-The variables are the model's own objects, not copies, under readable names (`tables/film`, `dense/logits_kernel`) that
-the manifest refers to. A saved Keras model would number its variables and include its optimizers.
+The module's variables are the model's own objects, not copies, under readable names (`tables/film`,
+`dense/logits_kernel`) that the manifest refers to. A saved Keras model would number its variables and include its
+optimizers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Trains a model whose tables have other optimizers than its dense layers, with the update rules of a TPU.
 
-Trains a layer's tables on a CPU as a TPU would update them, for optimizers of tf.tpu.experimental.embedding.
-
-TensorFlow applies these optimizers on a TPU only; on a CPU the layer merely creates their slots. The rules are in
-training/table_updates.py, which EmbeddingEstimator uses too.
+TensorFlow applies the optimizers of tf.tpu.experimental.embedding on a TPU only; on a CPU the layer merely creates
+their slots. The rules are in training/table_updates.py, which EmbeddingEstimator uses too.
 """
 
 from __future__ import annotations
@@ -35,6 +33,25 @@ _SLOTS: dict[type, tuple[str, ...]] = {
     AdamParameters: ("momenta", "velocities"),
     FtrlParameters: ("accumulators", "linears"),
 }
+# Settings that an optimizer of tf.tpu has under the same names as its parameters here.
+_SHARED = (
+    "use_gradient_accumulation",
+    "clip_weight_min",
+    "clip_weight_max",
+    "weight_decay_factor",
+    "multiply_weight_decay_factor_by_learning_rate",
+    "clip_gradient_min",
+    "clip_gradient_max",
+)
+_OF_FTRL = (
+    "learning_rate_power",
+    "initial_accumulator_value",
+    "l1_regularization_strength",
+    "l2_regularization_strength",
+    "multiply_linear_by_learning_rate",
+    "beta",
+    "allow_zero_accumulator",
+)
 
 
 def apply_tpu_optimizer(table: TableVariables, gradient: Any) -> None:
@@ -64,16 +81,8 @@ def learning_rate(optimizer: Any) -> Any:
 
 def optimization_parameters(optimizer: Any) -> OptimizationParameters:
     """Returns the constants of a tf.tpu optimizer; the learning rate is 0 if the optimizer has a callable for it."""
-    shared = {
-        "learning_rate": 0.0 if callable(optimizer.learning_rate) else optimizer.learning_rate,
-        "use_gradient_accumulation": optimizer.use_gradient_accumulation,
-        "clip_weight_min": optimizer.clip_weight_min,
-        "clip_weight_max": optimizer.clip_weight_max,
-        "weight_decay_factor": optimizer.weight_decay_factor,
-        "multiply_weight_decay_factor_by_learning_rate": optimizer.multiply_weight_decay_factor_by_learning_rate,
-        "clip_gradient_min": optimizer.clip_gradient_min,
-        "clip_gradient_max": optimizer.clip_gradient_max,
-    }
+    rate = 0.0 if callable(optimizer.learning_rate) else optimizer.learning_rate
+    shared = {"learning_rate": rate, **{name: getattr(optimizer, name) for name in _SHARED}}
     match optimizer:
         case embedding.Adagrad():
             return AdagradParameters(initial_accumulator=optimizer.initial_accumulator_value, **shared)
@@ -87,16 +96,7 @@ def optimization_parameters(optimizer: Any) -> OptimizationParameters:
                 **shared,
             )
         case embedding.FTRL():
-            return FtrlParameters(
-                learning_rate_power=optimizer.learning_rate_power,
-                l1_regularization_strength=optimizer.l1_regularization_strength,
-                l2_regularization_strength=optimizer.l2_regularization_strength,
-                beta=optimizer.beta,
-                initial_accumulator_value=optimizer.initial_accumulator_value,
-                multiply_linear_by_learning_rate=optimizer.multiply_linear_by_learning_rate,
-                allow_zero_accumulator=optimizer.allow_zero_accumulator,
-                **shared,
-            )
+            return FtrlParameters(**{name: getattr(optimizer, name) for name in _OF_FTRL}, **shared)
         case embedding.SGD():
             return StochasticGradientDescentParameters(**shared)
     raise ExportError(f"optimizer {type(optimizer).__name__} can not train tables on a CPU")

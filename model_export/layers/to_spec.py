@@ -1,6 +1,4 @@
-"""Makes a ModelSpec of a layer's FeatureConfigs, with the vocabularies of the features.
-
-Converts a layer's feature_config to a ModelSpec whose lookups give the results of serving_embedding_lookup.
+"""Converts a layer's feature_config to a ModelSpec whose lookups give the results of serving_embedding_lookup.
 
 The policies depend on the form in which the layer gets its ids:
 

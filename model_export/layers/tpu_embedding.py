@@ -1,6 +1,4 @@
-"""The TPUEmbedding layer, its optimizers and its strategy.
-
-Checks the optimizers of TPUEmbedding tables, and converts new Keras optimizers to legacy ones for the layer.
+"""The TPUEmbedding layer and its strategy, and the conversion of new Keras optimizers to the legacy ones of the layer.
 
 The layer accepts four: SGD, Adagrad, Adam and FTRL, each without clipping by norm, momentum, decay or averages. TFRS
 accepts them as a string, as an object of tf.tpu.experimental.embedding, or as a tf.keras.optimizers.legacy object.

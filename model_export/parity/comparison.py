@@ -1,6 +1,4 @@
-"""Compares answers of an artifact with expected ones, and reports the largest errors and each difference.
-
-The results of parity checks: the errors of each signature, and differences between the lookups of two devices.
+"""Compares answers of an artifact with expected ones: the errors of each signature, and differences of two devices.
 
 The manifest holds them under `parity`, and `model-export verify` prints them. This module needs no TensorFlow.
 """

@@ -90,6 +90,11 @@ def table_entry(
       scale: checkpoint key and index entry of the matrix's scales.
       packed_dim: D of an int4 table, for which the index has only the number of bytes per row.
     """
+    scaled = None
+    if scale is not None:
+        name, numbers = scale
+        file = numbers.file.relative_to(artifact).as_posix()
+        scaled = TableScale(name, file, numbers.offset, numbers.nbytes, numbers.crc32c)
     return TableEntry(
         variable=variable,
         vocabulary_size=entry.shape[0],
@@ -99,13 +104,8 @@ def table_entry(
         offset=entry.offset,
         nbytes=entry.nbytes,
         crc32c=entry.crc32c,
-        scale=None if scale is None else _scale_entry(artifact, *scale),
+        scale=scaled,
     )
-
-
-def _scale_entry(artifact: Path, variable: str, entry: BundleEntry) -> TableScale:
-    file = entry.file.relative_to(artifact).as_posix()
-    return TableScale(variable, file, entry.offset, entry.nbytes, entry.crc32c)
 
 
 def _file_faults(artifact: Path, manifest: Manifest) -> list[str]:
@@ -146,11 +146,8 @@ def _indexed(artifact: Path, table: TableEntry, entry: BundleEntry, scale: Bundl
     wanted = (saved_dtype("int4"), stored_columns("int4", table.embedding_dim))
     is_packed = table.dtype == "int4" and (entry.dtype, entry.shape[1]) == wanted
     packed_dim = table.embedding_dim if is_packed else None
-    return table_entry(artifact, table.variable, entry, _named(table.scale, scale), packed_dim=packed_dim)
-
-
-def _named(scale: TableScale | None, entry: BundleEntry | None) -> tuple[str, BundleEntry] | None:
-    return None if scale is None or entry is None else (scale.variable, entry)
+    named = None if table.scale is None or scale is None else (table.scale.variable, scale)
+    return table_entry(artifact, table.variable, entry, named, packed_dim=packed_dim)
 
 
 def _vocabulary_faults(artifact: Path, manifest: Manifest) -> list[str]:

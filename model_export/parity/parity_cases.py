@@ -105,9 +105,10 @@ class CaseWriter:
                 yield self._edge_case(rng, name, accepted[start : start + most])
             bad = values[np.array(refused, bool)]
             # The values at both ends are the limits of the dtype.
-            for value in np.concatenate([bad[: _MOST_REFUSED // 2], bad[_MOST_REFUSED // 2 :][-_MOST_REFUSED // 2 :]]):
-                case = self._edge_case(rng, name, _like(values, value))
-                yield Case(case.features, f"{self.signature.features[name].ids}: {value!r}")
+            ends = np.concatenate([bad[: _MOST_REFUSED // 2], bad[_MOST_REFUSED // 2 :][-_MOST_REFUSED // 2 :]])
+            for n in range(len(ends)):
+                case = self._edge_case(rng, name, ends[n : n + 1])
+                yield Case(case.features, f"{self.signature.features[name].ids}: {ends[n]!r}")
 
     def _edge_case(self, rng: np.random.Generator, name: str, values: Array) -> Case:
         rows, feature = len(values), self.signature.features[name]
@@ -301,12 +302,6 @@ def _strangers(keys: Keys, count: int) -> Array:
         return _array(keys, list(_STRANGERS[:count]))
     highest = max((int(line) for line in keys.lines), default=0)
     return np.array([highest + step for step in (1, 2, 10**6, 10**12)][:count], np.int64)
-
-
-def _like(values: Array, value: object) -> Array:
-    array = np.empty(1, values.dtype)
-    array[0] = value
-    return array
 
 
 def _array(keys: Keys, items: list[bytes]) -> Array:

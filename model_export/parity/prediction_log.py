@@ -9,7 +9,6 @@ the service's descriptors, because model_export does not depend on tensorflow-se
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,10 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.tensorflow_setup import tf
+from service.artifact.hashes import masked_of
 from service.artifact.protos import message_class
+from service.artifact.tf_record import encode_record, read_records
+from service.errors import ArtifactError
 from service.types import Array
 
 
@@ -35,32 +37,28 @@ class LoggedPrediction:
 def write_predictions(path: Path, predictions: Iterable[LoggedPrediction]) -> int:
     path.parent.mkdir(exist_ok=True)
     count = 0
-    with tf.io.TFRecordWriter(str(path)) as writer:
+    with path.open("wb") as file:
         for prediction in predictions:
-            writer.write(_message(prediction).SerializeToString(deterministic=True))
+            file.write(encode_record(_message(prediction).SerializeToString(deterministic=True), masked_of))
             count += 1
     return count
 
 
 def read_predictions(path: Path) -> Iterator[LoggedPrediction]:
-    """Yields the requests and answers in a file of recorded predictions; raises ExportError if the file is cut off."""
-    for record in _records(path):
-        log = message_class("tensorflow.serving.PredictionLog").FromString(record).predict_log
-        inputs = {name: tf.make_ndarray(tensor) for name, tensor in log.request.inputs.items()}
-        outputs = {name: tf.make_ndarray(tensor) for name, tensor in log.response.outputs.items()}
-        yield LoggedPrediction(log.request.model_spec.signature_name, inputs, outputs or None)
+    """Yields the requests and answers in a file of recorded predictions.
 
-
-def _records(path: Path) -> Iterator[bytes]:
-    # A TFRecord consists of a length, a checksum of the length, the data, and a checksum of the data. TensorFlow's own
-    # reader needs eager execution, which ported code may have turned off.
-    data, start = path.read_bytes(), 0
-    while start < len(data):
-        (length,) = struct.unpack_from("<Q", data.ljust(start + 8, b"\0"), start)
-        if start + length + 16 > len(data):
-            raise ExportError(f"{path} is cut off")
-        yield data[start + 12 : start + 12 + length]
-        start += length + 16
+    Raises:
+      ExportError: the file is cut off, or a record does not match its checksum.
+    """
+    with path.open("rb") as file:
+        try:
+            for record in read_records(file, masked_of):
+                log = message_class("tensorflow.serving.PredictionLog").FromString(record).predict_log
+                inputs = {name: tf.make_ndarray(tensor) for name, tensor in log.request.inputs.items()}
+                outputs = {name: tf.make_ndarray(tensor) for name, tensor in log.response.outputs.items()}
+                yield LoggedPrediction(log.request.model_spec.signature_name, inputs, outputs or None)
+        except ArtifactError as error:
+            raise ExportError(f"{path} is cut off or damaged: {error.message}") from error
 
 
 def _message(prediction: LoggedPrediction) -> Any:

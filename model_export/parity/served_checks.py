@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -29,14 +29,6 @@ Answer = Mapping[str, Array] | str
 
 class NotComparableError(Exception):
     """Raised if a graph or the server's code fails for another reason than the request; the message says how."""
-
-
-@dataclass(frozen=True, slots=True)
-class GatheredCounts:
-    """A lookup's features compared with the rows that predictions gather; uncompared: one sentence for each other."""
-
-    counts: tuple[BitCounts, ...]
-    uncompared: tuple[str, ...]
 
 
 class ServedChecks:
@@ -74,8 +66,10 @@ class ServedChecks:
             counts.add(self.answer(name, request), wanted)
         return counts
 
-    def gathered(self, name: str) -> GatheredCounts:
+    def gathered(self, name: str) -> tuple[list[BitCounts], tuple[str, ...]]:
         """Compares a lookup's features one by one with the rows that the graphs of predictions gather for them.
+
+        Returns the comparisons, and one sentence for each that is not possible.
 
         A prediction reads a feature if its entry says so and, in a model that was not adopted, if it has an input of
         the same name. Other features are left out: no graph but the lookup's own looks them up. So are predictions
@@ -84,12 +78,11 @@ class ServedChecks:
         entry = self._manifest.signatures[name]
         counts: list[BitCounts] = []
         uncompared: list[str] = []
+        is_adopted = ADOPTED_FROM in self._manifest.provenance
+        predictions = {other: one for other, one in self._manifest.signatures.items() if one.kind == "predict"}
         for feature, lookup in entry.features.items() if entry.device == "cpu" else ():
-            for other, predict in self._manifest.signatures.items():
-                if predict.kind != "predict":
-                    continue
+            for other, predict in predictions.items():
                 source = predict.features.get(feature)
-                is_adopted = ADOPTED_FROM in self._manifest.provenance
                 if source is None and not is_adopted and lookup.ids in self._served.specs[other].inputs:
                     source = replace(lookup, weights=None)
                 if source is None or _policy(source) != _policy(lookup):
@@ -98,7 +91,7 @@ class ServedChecks:
                     counts.append(self._gathered(name, feature, other, source))
                 except NoGatherError as error:
                     uncompared.append(f"feature {feature!r} with the rows that {other!r} gathers: {error}")
-        return GatheredCounts(tuple(counts), tuple(uncompared))
+        return counts, tuple(uncompared)
 
     def _gathered(self, name: str, feature: str, predict: str, source: LookupFeature) -> BitCounts:
         """Sends each edge id or key of a feature alone to a lookup, and to a prediction's graph up to its gather."""

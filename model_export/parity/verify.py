@@ -9,7 +9,7 @@ rows that a prediction gathers.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -79,7 +79,7 @@ class DeviceComparison:
     ) -> None:
         self._runner, self._manifest, self._names, self._tables, self._keys = runner, manifest, names, tables, keys
         self._found: dict[tuple[str, str], _Found] = {}
-        self._rows: dict[str, int] = {}
+        self._rows: Counter[str] = Counter()
         self.faults: list[str] = []
 
     def differences(self, cases: Iterable[Case]) -> tuple[DeviceDifference, ...]:
@@ -90,7 +90,7 @@ class DeviceComparison:
             else:
                 self._compare(case)
         return tuple(
-            DeviceDifference(name, self._names[1], why, f.rows, self._rows.get(name, 0), f.max_absolute, f.example)
+            DeviceDifference(name, self._names[1], why, f.rows, self._rows[name], f.max_absolute, f.example)
             for (name, why), f in sorted(self._found.items())
         )
 
@@ -102,7 +102,7 @@ class DeviceComparison:
         first, second = (self._manifest.signatures[name].features for name in self._names)
         for name in first.keys() & second.keys():
             one, other = here[first[name].output or name], there[second[name].output or name]
-            self._rows[name] = self._rows.get(name, 0) + len(one)
+            self._rows[name] += len(one)
             if one.shape != other.shape:
                 self._note(name, f"shape {one.shape[1:]} here, {other.shape[1:]} there", len(one), 0.0, {})
                 continue
@@ -130,9 +130,7 @@ class DeviceComparison:
         return case.refused.startswith(feature.ids + ":")
 
     def _run(self, name: str, case: Case) -> dict[str, Array]:
-        infos = self._runner.signatures[name].inputs
-        inputs = case.inputs(self._manifest.signatures[name])
-        return self._runner.run(name, {k: _cast(v, infos[k].dtype) for k, v in inputs.items()})
+        return self._runner.run(name, case.inputs(self._manifest.signatures[name]))
 
     def _reasons(self, name: str, here: LookupFeature, there: LookupFeature, ids: Ids) -> list[tuple[str, Array]]:
         table, keys = self._tables[self._manifest.features[name].table], self._keys.get(name)
@@ -177,10 +175,6 @@ def _example(ids: Ids, row: int) -> dict[str, Any]:
 
 def _json(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else int(value)
-
-
-def _cast(array: Array, dtype: str) -> Array:
-    return array if dtype == "string" else array.astype(dtype)
 
 
 Recorded = Mapping[str, Sequence[LoggedPrediction]]
@@ -308,10 +302,10 @@ class _Checks:
         if self._served is None or bits is None:
             return parity
         self.faults += bits.faults
-        gathered = self._served.gathered(name)
-        self.faults += [fault for counts in gathered.counts for fault in counts.faults]
-        results = (bits.result, *(counts.result for counts in gathered.counts))
-        return replace(parity, comparisons=results, uncompared=gathered.uncompared)
+        gathered, uncompared = self._served.gathered(name)
+        self.faults += [fault for counts in gathered for fault in counts.faults]
+        results = (bits.result, *(counts.result for counts in gathered))
+        return replace(parity, comparisons=results, uncompared=uncompared)
 
     def prediction(self, name: str, predictions: Sequence[LoggedPrediction]) -> SignatureParity:
         parity = self.recorded(name, predictions)
@@ -444,9 +438,8 @@ def _lowered_predictions(
 ) -> SignatureParity:
     # The tensor core cuts long rows and computes a mean with a divisor of at least one, so its predictions may differ
     # from those of the {serve} graph. Such a difference is only reported; a failed request is a fault.
-    rows: dict[str, int] = {}
-    differing: dict[str, int] = {}
-    largest: dict[str, float] = {}
+    found: dict[str, _Found] = {}
+    compared: Counter[str] = Counter()
     for prediction in predictions:
         try:
             got = runner.run(name, prediction.inputs)
@@ -457,15 +450,14 @@ def _lowered_predictions(
             if output not in got or got[output].shape != wanted.shape or wanted.dtype.kind != "f" or not wanted.ndim:
                 continue
             differs = differing_rows(wanted, got[output])
-            rows[output] = rows.get(output, 0) + len(differs)
-            differing[output] = differing.get(output, 0) + int(differs.sum())
+            compared[output] += len(differs)
             if differs.any():
-                size = float(abs(got[output][differs] - wanted[differs]).max())
-                largest[output] = max(largest.get(output, 0.0), size)
+                one = found.setdefault(output, _Found())
+                one.rows += int(differs.sum())
+                one.max_absolute = max(one.max_absolute, float(abs(got[output][differs] - wanted[differs]).max()))
     reason = "tensor-core arithmetic: rows cut at K ids, means divided by max(sum of weights, 1)"
     differences = tuple(
-        DeviceDifference(output, "{serve}", reason, count, rows[output], largest[output])
-        for output, count in differing.items()
-        if count
+        DeviceDifference(output, "{serve}", reason, one.rows, compared[output], one.max_absolute)
+        for output, one in found.items()
     )
     return SignatureParity("predict", "recorded answers", len(predictions), differences=differences)

@@ -9,9 +9,7 @@ Traceback (most recent call last):
   ...
 ValueError: Adagrad initial_accumulator must be greater than zero. Received: 0.
 
-Source: tensorflow/python/tpu/tpu_embedding.py at v2.15.1.
-
-Optimizers of tensorflow.python.tpu.tpu_embedding that are not supported: each raises an error that names another.
+Each optimizer of tensorflow.python.tpu.tpu_embedding that is not supported raises an error that names another.
 
 >>> RMSPropParameters(0.1, rho=0.9, momentum=0.0, epsilon=1e-8)
 Traceback (most recent call last):

@@ -3,10 +3,8 @@
 The checkpoint of a TPU with N hosts holds the parts one after the other. With "mod" its rows are therefore not in the
 order of their ids, and the checkpoint does not record that. A CPU trains one part, for which both are the same.
 
->>> split_table(np.arange(7), 3, "mod")
-[array([0, 3, 6]), array([1, 4]), array([2, 5])]
->>> split_table(np.arange(7), 3, "div")
-[array([0, 1, 2]), array([3, 4]), array([5, 6])]
+>>> [locate_rows(np.arange(7), 7, 3, strategy)[0].tolist() for strategy in ("mod", "div")]
+[[0, 1, 2, 0, 1, 2, 0], [0, 0, 0, 1, 1, 2, 2]]
 
 Source: TPUEmbeddingConfiguration.ShardingStrategy in tensorflow/core/protobuf/tpu/tpu_embedding_configuration.proto.
 """
@@ -46,19 +44,11 @@ def locate_rows(rows: Array, vocabulary_size: int, partitions: int, strategy: Pa
     return partition, np.where(in_longer, rows % (length + 1), beyond % shorter)
 
 
-def split_table(table: Array, partitions: int, strategy: PartitionStrategy) -> list[Array]:
-    """Splits a [V, ...] table into N parts, one for each host; if N > V, the last parts are empty."""
-    partition, place = locate_rows(np.arange(len(table)), len(table), partitions, strategy)
-    order = np.lexsort((place, partition))
-    ends = np.cumsum(np.bincount(partition, minlength=partitions))[:-1]
-    return np.split(table[order], ends)
-
-
 def join_table(parts: Sequence[Array], strategy: PartitionStrategy) -> Array:
-    """Joins the parts that split_table() made to the whole table, with rows in the order of their ids.
+    """Joins the parts of all hosts to the whole [V, ...] table, with rows in the order of their ids.
 
     Raises:
-      ValueError: split_table() never returns parts of these lengths.
+      ValueError: no table is split into parts of these lengths.
     """
     joined = np.concatenate(parts)
     length, longer = divmod(len(joined), len(parts))

@@ -6,12 +6,8 @@ table and in its slots, except with Adam and lazy_adam=False. Slots have the nam
 Order of work in each step: multiplier, sum over the occurrences of an id, clipping_limit, clip_gradient, weight decay,
 optimizer, clip_weight.
 
-The parts of a table that lies in several variables of a TensorFlow 1 graph, one for each parameter server.
-
-The parts have consecutive rows. A checkpoint holds the parts under the name of the whole table, so it can be read into
-one variable, too.
-
-Creates the slot variables of a table, with the same names as in a TPU's checkpoint.
+A table may lie in several variables of consecutive rows, one for each parameter server. A checkpoint holds these parts
+under the name of the whole table, so it can be read into one variable, too.
 
 Source: get_default_slot_variable_names in tensorflow/python/tpu/tpu_embedding.py at v2.15.1.
 """

@@ -275,9 +275,11 @@ def test_a_file_of_a_model_is_exported_and_adopted_like_the_model(
         model.save(file)
     capfd.readouterr()
     exported = Manifest.read(export(file, tmp_path / "exported", **UNTIMED))
-    adopted = Manifest.read(adopt(file, out=tmp_path / "adopted", **UNTIMED))
+    labels = {"item_table": list("abcde")}
+    adopted = Manifest.read(adopt(file, out=tmp_path / "adopted", labels=labels, **UNTIMED))
     assert exported is not None and adopted is not None
     assert set(exported.tables) == ({"user_table", "item_table"} if suffix == "keras" else {"item_table"})
     assert exported.signatures == adopted.signatures
+    assert list(adopted.labels) == ["item_table"] and not exported.labels
     assert "item_table" in print_spec(file)
     assert capfd.readouterr() == ("", "")

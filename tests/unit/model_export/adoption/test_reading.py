@@ -24,8 +24,13 @@ from service.core.native_servable import compile_native
 from service.graph.flat_graph import flatten
 from service.loading.loader import ServableLoader
 from service.types import Array, SignatureSpec, TensorSpec
+from tests.unit.model_export.late import Late
 
 pytestmark = pytest.mark.tf
+
+tf = Late("loadtest.foreign.frameworks", "tf")
+adopt = Late("model_export.adoption.adopt", "adopt")
+open_signatures = Late("model_export.graphs.signature_runner", "open_signatures")
 
 # The kinds: L layout, K keys, W weights, V vectors, Q their squares, N their norms; C constants.
 KINDS = "LKWVQN"
@@ -169,8 +174,6 @@ MOVED = {
 @pytest.fixture(scope="module")
 def made() -> tuple[dict[tuple[str, str], str], Callable[[], Reading]]:
     """All ops of MATRIX on tensors of each kind, in one graph: (op, kind) -> the tensor; and a new reading of it."""
-    from loadtest.foreign.frameworks import tf
-
     found: dict[tuple[str, str], str] = {}
     with tf.Graph().as_default() as graph:
         place = tf.compat.v1.placeholder
@@ -290,8 +293,6 @@ def test_a_broken_row_of_the_table_is_found(
 
 
 def test_keys_of_two_places_are_not_combined() -> None:
-    from loadtest.foreign.frameworks import tf
-
     with tf.Graph().as_default() as graph:
         ids = tf.compat.v1.placeholder(tf.int64, [None], "ids")
         splits = tf.compat.v1.placeholder(tf.int64, [None], "splits")
@@ -332,9 +333,7 @@ def test_keys_of_two_places_are_not_combined() -> None:
 
 def discovered(folder: Path, name: str) -> Discovery:
     """Builds a zoo model, and returns what discovery finds in it."""
-    from loadtest.foreign.frameworks import tf
-
-    del tf  # the import chooses the Keras of this process, before the builder imports one
+    tf.found()  # the import chooses the Keras of this process, before the builder imports one
     all_models()[name].build(folder / "1", lambda count: count)
     return discover(folder / "1")
 
@@ -422,8 +421,6 @@ def test_what_is_no_lookup_is_told_with_a_reason(tmp_path: Path) -> None:
 
 
 def test_a_model_without_tables_is_refused_with_the_matrices_that_it_has(tmp_path: Path) -> None:
-    from loadtest.foreign.frameworks import tf
-
     class Dense(tf.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -452,9 +449,7 @@ class Graph:
     """
 
     def __init__(self, build: Callable[[Any, Any], Any], dtype: str) -> None:
-        from loadtest.foreign.frameworks import tf
-
-        self.tf, self.dtype = tf, dtype
+        self.dtype = dtype
         with tf.Graph().as_default() as graph:
             keys = tf.compat.v1.placeholder(tf.as_dtype(dtype), [None], "keys")
             self.rows = tf.identity(build(tf, keys), "rows").name
@@ -468,7 +463,6 @@ class Graph:
         return "keys" not in self._flat.ancestors([tensor])
 
     def _table(self, handle: str) -> tuple[Array, Array]:
-        tf = self.tf
         node = self.session.graph.get_operation_by_name(handle.partition(":")[0]).node_def
         with self.session.graph.as_default():
             exported = tf.raw_ops.LookupTableExportV2(
@@ -710,9 +704,6 @@ COMBINED: dict[str, Callable[[Any, Any, Any, Any, Any], Any]] = {
 @pytest.fixture(scope="module", params=[11, 3])
 def versions(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[Path, Path]:
     """A SavedModel with a signature for each of COMBINED, and its adopted version, for a wide and a narrow table."""
-    from loadtest.foreign.frameworks import tf
-    from model_export.adoption.adopt import adopt
-
     numbers = np.random.default_rng(3).standard_normal((40, request.param)).astype(np.float32)
     numbers[: len(SMALL)] = np.array(SMALL, np.float32)[:, None]
     numbers.reshape(-1)[100::7] = np.resize(SMALL, numbers.reshape(-1)[100::7].shape)
@@ -740,8 +731,6 @@ def versions(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 
 @pytest.mark.parametrize("name", COMBINED)
 def test_a_lookup_gives_the_bits_of_tensorflow(versions: tuple[Path, Path], name: str) -> None:
-    from model_export.graphs.signature_runner import open_signatures
-
     original, adopted = versions
     manifest = Manifest.read(adopted)
     assert manifest is not None and manifest.signatures[name].kind == "lookup"

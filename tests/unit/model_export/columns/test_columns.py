@@ -17,6 +17,8 @@ from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf
 
+embedding_column = Late("model_export.columns.embedding_column", "embedding_column")
+shared_embedding_columns = Late("model_export.columns.embedding_column", "shared_embedding_columns")
 feature_names = Late("model_export.columns.to_spec", "feature_names")
 table_names = Late("model_export.columns.to_spec", "table_names")
 
@@ -74,8 +76,6 @@ def error_of(make: Any, *args: Any, **kwargs: Any) -> Exception:
 @pytest.mark.parametrize(("name", "arguments"), SAME_AS_TENSORFLOW, ids=str)
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_errors_are_tensorflows_own(name: str, arguments: dict[str, Any], is_shared: bool) -> None:
-    from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-
     theirs, given = tf.compat.v1.tpu.experimental, dict(arguments)
     if is_shared:
         length = given.pop("max_sequence_length", None)
@@ -91,8 +91,6 @@ def test_errors_are_tensorflows_own(name: str, arguments: dict[str, Any], is_sha
     ("names", "arguments"), [(["i", "i"], {"max_sequence_lengths": [0]}), (["i", "j"], {}), (["j", "i"], {})], ids=str
 )
 def test_errors_of_several_columns_are_tensorflows_own(names: list[str], arguments: dict[str, Any]) -> None:
-    from model_export.columns.embedding_column import shared_embedding_columns
-
     columns = [column(name) for name in names]
     theirs = tf.compat.v1.tpu.experimental.shared_embedding_columns
     wanted, got = (error_of(make, columns, 2, **arguments) for make in (theirs, shared_embedding_columns))
@@ -129,8 +127,6 @@ FORGOTTEN: list[tuple[str, dict[str, Any], type[Exception], str]] = [
 def test_what_tensorflow_forgets_is_refused(
     name: str, arguments: dict[str, Any], error: type[Exception], text: str, is_shared: bool
 ) -> None:
-    from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-
     given = {"dimension": 2, **arguments}
     single = dict(given)
     if is_shared:
@@ -159,15 +155,11 @@ def test_the_texts_of_a_combiner_are_those_of_tensorflows_lookups() -> None:
 
 
 def test_no_shared_column_at_all_is_refused_by_name() -> None:
-    from model_export.columns.embedding_column import shared_embedding_columns
-
     with pytest.raises(ValueError, match="categorical_columns must hold at least one"):
         shared_embedding_columns([], 2)
 
 
 def test_what_is_as_good_as_an_int_or_a_list_is_taken() -> None:
-    from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-
     made = embedding_column(column("i"), np.int32(2), None, tensor_core_shape=(-1, np.int64(3)))  # type: ignore[arg-type]
     assert (made.dimension, made.combiner, made.tensor_core_shape) == (2, "mean", (None, 3))
     generated = shared_embedding_columns((column(name) for name in ("i", "i")), 2)
@@ -201,8 +193,6 @@ def test_a_key_becomes_a_name_that_a_feature_may_have(key: str, name: str) -> No
 
 
 def test_names_follow_the_columns_in_order() -> None:
-    from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-
     weighted = tf.feature_column.weighted_categorical_column(identity("user/id"), "w")
     columns = [*shared_embedding_columns([identity("b"), identity("a")], 2), embedding_column(weighted, 2)]
     assert dict(feature_names(columns)) == dict(zip(["b", "a", "user_id"], columns, strict=True))
@@ -218,8 +208,6 @@ def test_tensorflows_own_columns_have_names_too() -> None:
 
 
 def test_what_would_be_one_name_is_refused() -> None:
-    from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-
     twice = [embedding_column(identity("a"), 2), *shared_embedding_columns([identity("a")], 2)]
     with pytest.raises(ValueError, match="Feature column a is used with multiple embeddings"):
         feature_names(twice)
@@ -268,8 +256,6 @@ def every_field(column: Any) -> dict[str, Any]:
 
 def examples() -> list[Any]:
     """Returns columns, none of whose fields have default values, as far as one column can have that."""
-    from model_export.columns.embedding_column import embedding_column
-
     fc = tf.feature_column
     initializer = tf.compat.v1.random_uniform_initializer(-1, 1, seed=3)
     padded: dict[str, Any] = {"embedding_lookup_device": "tpu_tensor_core", "tensor_core_shape": [8, 5]}
@@ -316,8 +302,6 @@ def test_a_layers_configuration_goes_through_json() -> None:
 
 
 def test_an_initializer_that_is_a_function_stays_that_function() -> None:
-    from model_export.columns.embedding_column import embedding_column
-
     column = embedding_column(
         tf.feature_column.categorical_column_with_identity("i", 6), 3, initializer=table_initializer
     )
@@ -359,8 +343,6 @@ def test_one_columns_shape_is_not_anothers() -> None:
 
 def columns() -> list[Any]:
     """Returns two shared columns with none of their fields at its default."""
-    from model_export.columns.embedding_column import shared_embedding_columns
-
     fc = tf.feature_column
     weighted = fc.weighted_categorical_column(fc.categorical_column_with_identity("b", 6), "w")
     return shared_embedding_columns(
@@ -421,8 +403,6 @@ def test_a_layers_configuration_keeps_every_argument_and_the_sharing() -> None:
 
 @pytest.mark.parametrize("name", [None, "words"])
 def test_the_variable_is_named_as_tensorflows(name: str | None) -> None:
-    from model_export.columns.embedding_column import shared_embedding_columns
-
     v1 = tf.compat.v1
     names = []
     for make in (shared_embedding_columns, v1.tpu.experimental.shared_embedding_columns):
@@ -437,8 +417,6 @@ def test_the_variable_is_named_as_tensorflows(name: str | None) -> None:
 
 
 def test_both_columns_train_the_one_table() -> None:
-    from model_export.columns.embedding_column import shared_embedding_columns
-
     fc = tf.feature_column
     made = shared_embedding_columns(
         [fc.categorical_column_with_identity(key, 6) for key in ("a", "b")], 3, "sum", table_initializer
@@ -452,8 +430,6 @@ def test_both_columns_train_the_one_table() -> None:
 
 
 def test_a_function_leaves_no_name_behind_and_keras_trains_the_table(tmp_path: Path) -> None:
-    from model_export.columns.embedding_column import shared_embedding_columns
-
     fc = tf.feature_column
     features = {key: sparse([[1, 2]], tf.int64) for key in "ab"}
     for _ in range(2):  # a second model in the same process uses the same names of columns and tables

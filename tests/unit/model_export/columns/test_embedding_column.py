@@ -27,6 +27,7 @@ from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf
 
+ours = Late("model_export.columns.embedding_column")
 embedding_column = Late("model_export.columns.embedding_column", "embedding_column")
 shared_embedding_columns = Late("model_export.columns.embedding_column", "shared_embedding_columns")
 
@@ -54,8 +55,6 @@ def made(api: Any, is_shared: bool, column: Any, **arguments: Any) -> Any:
 @pytest.fixture(scope="module")
 def looked_up(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Returns each case -> vectors and gradient, computed eagerly; device "tensorflow" is TensorFlow's own column."""
-    from model_export.columns import embedding_column as ours
-
     by_kind = kinds(tmp_path_factory.mktemp("vocabulary"))
     batches = {
         safe: {key: value for kind in by_kind.values() for key, value in kind.features(rows).items()}
@@ -158,8 +157,6 @@ def test_cpu_and_padded_differ_where_a_row_is_cut(looked_up: Results) -> None:
 def test_a_row_that_no_table_has_is_an_error(
     rows: list[list[int]], safe: bool, device: str | None, is_shared: bool
 ) -> None:
-    from model_export.columns import embedding_column as ours
-
     column = tf.feature_column.categorical_column_with_identity("i", 6)
     arguments: dict[str, Any] = {"dimension": 3, "initializer": table_initializer, "use_safe_embedding_lookup": safe}
     mine = made(ours, is_shared, column, **arguments, embedding_lookup_device=device, tensor_core_shape=[None, 4])
@@ -171,8 +168,6 @@ def test_a_row_that_no_table_has_is_an_error(
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_an_identitys_default_value_goes_before_the_padding(is_shared: bool) -> None:
-    from model_export.columns import embedding_column as ours
-
     column = tf.feature_column.categorical_column_with_identity("i", 6, default_value=2)
     rows, mapped = [[-1, 5], [6, 7, 1], [2**32 + 1]], [[2, 5], [2, 2, 1], [2]]
     for device in ("cpu", "tpu_tensor_core"):
@@ -205,8 +200,6 @@ def test_unknown_words_reach_their_bucket_before_the_padding(tmp_path: Path) -> 
 
 
 def test_an_unsafe_lookup_gives_every_row_also_empty_ones_at_the_end() -> None:
-    from model_export.columns import embedding_column as ours
-
     column = tf.feature_column.categorical_column_with_identity("i", 6)
     rows: list[list[int]] = [[1, 2], [], [3], [], []]
     arguments = {"dimension": 3, "initializer": table_initializer, "use_safe_embedding_lookup": False}
@@ -230,8 +223,6 @@ def test_the_default_initializer_is_a_truncated_normal_of_one_over_the_root_of_t
 
 
 def test_a_training_step_moves_the_tables_as_tensorflows_does(tmp_path: Path) -> None:
-    from model_export.columns import embedding_column as ours
-
     v1 = tf.compat.v1
 
     def trained(api: Any, **device: Any) -> tuple[dict[str, Any], float]:
@@ -355,7 +346,6 @@ def both(api: Any, device: str | None) -> list[Any]:
 
 
 def test_a_padded_column_looks_up_as_a_cpu_does_when_asked() -> None:
-    from model_export.columns import embedding_column as ours
     from model_export.columns.device_lookup import cpu_lookups
 
     features = {"i": sparse(SAFE_ROWS, tf.int64), "j": sparse(SAFE_ROWS, tf.int64)}
@@ -369,8 +359,6 @@ def test_a_padded_column_looks_up_as_a_cpu_does_when_asked() -> None:
 
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_serving_on_a_tpu_looks_up_on_its_host(device: str | None) -> None:
-    from model_export.columns import embedding_column as ours
-
     features = {"i": sparse(SAFE_ROWS, tf.int64), "j": sparse(SAFE_ROWS, tf.int64)}
     results = []
     # With device None and a number of shards, TensorFlow's own column makes no table and then fails, so it gets
@@ -385,8 +373,6 @@ def test_serving_on_a_tpu_looks_up_on_its_host(device: str | None) -> None:
 
 @pytest.mark.parametrize("device", [None, "tpu_embedding_core"])
 def test_training_on_a_tpu_takes_what_the_embedding_cores_looked_up(device: str | None) -> None:
-    from model_export.columns import embedding_column as ours
-
     for api in (ours, tf.compat.v1.tpu.experimental):
         with tf.Graph().as_default() as graph, tpu_context(is_inference=False):
             looked_up = {"i": tf.constant([[1.0, 2.0, 3.0]]), "j": tf.constant([[4.0, 5.0, 6.0]])}
@@ -405,8 +391,6 @@ def test_training_on_a_tpu_takes_what_the_embedding_cores_looked_up(device: str 
 @pytest.mark.parametrize(("device", "is_inference"), [("cpu", False), ("tpu_embedding_core", True)])
 @pytest.mark.parametrize("index", [0, 1])
 def test_what_a_tpu_can_not_do_is_refused_as_tensorflow_does(device: str, is_inference: bool, index: int) -> None:
-    from model_export.columns import embedding_column as ours
-
     texts = []
     for api in (ours, tf.compat.v1.tpu.experimental):
         layer = tf.keras.layers.DenseFeatures([both(api, device)[index]], name="dense")
@@ -414,19 +398,6 @@ def test_what_a_tpu_can_not_do_is_refused_as_tensorflow_does(device: str, is_inf
             layer({"i": sparse([[1]], tf.int64), "j": sparse([[1]], tf.int64)})
         texts.append(str(caught.value))
     assert texts[0] == texts[1]
-
-
-def test_a_learning_rate_is_found_by_name() -> None:
-    from model_export.columns.device_lookup import learning_rate_from_config
-
-    def rate(step: int) -> float:
-        return 1 / step
-
-    assert learning_rate_from_config(rate, None) is rate
-    assert learning_rate_from_config("rate", {"rate": rate}) is rate
-    assert learning_rate_from_config(None, None) is None
-    with pytest.raises(ValueError, match="'rate' is not among custom_objects"):
-        learning_rate_from_config("rate", None)
 
 
 SEQUENCES: list[list[int]] = [[], [5, 0], [1, 1, 2, 3], [4], [3, -1, 2], []]
@@ -468,8 +439,6 @@ def column_of(api: Any, is_shared: bool, categorical: Any, length: int, **argume
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("kind", ["identity", "file", "list"])
 def test_a_sequence_is_cut_and_padded(kind: str, is_shared: bool, tmp_path: Path) -> None:
-    from model_export.columns import embedding_column as ours
-
     categorical, features = sequence_columns(tmp_path)[kind]
     layers = tf.keras.experimental
     for device, safe, length in (
@@ -509,8 +478,6 @@ def test_ids_of_one_step_are_combined_as_tensorflow_does(combiner: str) -> None:
 
 
 def test_training_a_sequence_is_tensorflows_and_cut_steps_do_not_train(tmp_path: Path) -> None:
-    from model_export.columns import embedding_column as ours
-
     v1 = tf.compat.v1
 
     def gradient(api: Any, length: int, is_shared: bool) -> Any:
@@ -540,8 +507,6 @@ def test_training_a_sequence_is_tensorflows_and_cut_steps_do_not_train(tmp_path:
 
 
 def test_a_sequence_works_in_a_function_and_on_the_host_of_a_tpu(tmp_path: Path) -> None:
-    from model_export.columns import embedding_column as ours
-
     categorical, features = sequence_columns(tmp_path)["identity"]
     for is_shared in (False, True):
         layer = tf.keras.experimental.SequenceFeatures([column_of(ours, is_shared, categorical, 3)])
@@ -559,8 +524,6 @@ def test_a_sequence_works_in_a_function_and_on_the_host_of_a_tpu(tmp_path: Path)
 
 
 def test_each_layer_refuses_the_others_columns_as_tensorflow_does(tmp_path: Path) -> None:
-    from model_export.columns import embedding_column as ours
-
     categorical, features = sequence_columns(tmp_path)["identity"]
     plain = tf.feature_column.categorical_column_with_identity("i", 6)
     for is_shared in (False, True):
@@ -591,8 +554,6 @@ def layer_of(api: Any, combiner: str, width: int, is_shared: bool, categorical: 
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7])
 def test_serving_is_tensorflows_padded_lookup(combiner: str, width: int, is_shared: bool) -> None:
-    from model_export.columns import embedding_column as ours
-
     categorical = tf.feature_column.categorical_column_with_identity("i", 6)
     features = {"i": sparse(PADDED_ROWS, tf.int64)}
     theirs = layer_of(tf.compat.v1.tpu.experimental, combiner, width, is_shared, categorical)
@@ -609,8 +570,6 @@ def test_serving_is_tensorflows_padded_lookup(combiner: str, width: int, is_shar
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
 def test_training_is_tensorflows_with_the_mask_it_asks_for(combiner: str, is_shared: bool) -> None:
-    from model_export.columns import embedding_column as ours
-
     fc = tf.feature_column
     plain = fc.categorical_column_with_identity("i", 6)
     factors = weights_of(PADDED_ROWS)
@@ -642,8 +601,6 @@ def test_training_is_tensorflows_with_the_mask_it_asks_for(combiner: str, is_sha
 
 
 def test_a_row_is_cut_by_column_also_where_columns_are_empty() -> None:
-    from model_export.columns import embedding_column as ours
-
     categorical = tf.feature_column.categorical_column_with_identity("i", 6)
     # Row 0 has ids in columns 0, 2 and 5. A tensor core reads K = 3 columns, 0 to 2, of which column 1 is empty.
     features = {"i": tf.SparseTensor([[0, 0], [0, 2], [0, 5], [2, 1]], tf.constant([1, 2, 3, 4], tf.int64), [3, 6])}
@@ -666,8 +623,6 @@ def test_padding_gives_rows_and_mask() -> None:
 
 
 def test_a_long_id_does_not_wrap_into_the_table() -> None:
-    from model_export.columns import embedding_column as ours
-
     categorical = tf.feature_column.categorical_column_with_identity("i", 6)
     features = {"i": sparse([[2**32 + 1]], tf.int64)}
     with pytest.raises(tf.errors.InvalidArgumentError):
@@ -678,8 +633,6 @@ def test_a_long_id_does_not_wrap_into_the_table() -> None:
 
 
 def test_words_reach_the_padded_lookup_of_a_tpu() -> None:
-    from model_export.columns import embedding_column as ours
-
     categorical = tf.feature_column.categorical_column_with_vocabulary_list("w", list("abcdef"))
     features = {"w": sparse([["b", "zz", "f"], ["zz"]], tf.string)}
     for is_shared in (False, True):

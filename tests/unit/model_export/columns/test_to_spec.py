@@ -25,6 +25,7 @@ from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf
 
+ours = Late("model_export.columns.embedding_column")
 embedding_column = Late("model_export.columns.embedding_column", "embedding_column")
 model_spec = Late("model_export.columns.to_spec", "model_spec")
 vocabulary_of = Late("model_export.columns.to_spec", "vocabulary_of")
@@ -54,8 +55,6 @@ def by_policy(
 
 @pytest.mark.parametrize(("combiner", "safe"), list(itertools.product(["sum", "mean", "sqrtn"], [True, False])))
 def test_the_policies_are_those_of_tensorflows_column(combiner: str, safe: bool, tmp_path: Path) -> None:
-    from model_export.columns import embedding_column as ours
-
     rows = SAFE_ROWS if safe else UNSAFE_ROWS
     by_kind = kinds(tmp_path)
     features = {key: value for kind in by_kind.values() for key, value in kind.features(rows).items()}
@@ -137,7 +136,6 @@ def test_every_field_of_a_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", [None, "cpu", "tpu_tensor_core", "tpu_embedding_core"])
 def test_the_device_of_a_column_of_either_library(device: str | None) -> None:
-    from model_export.columns import embedding_column as ours
     from model_export.columns.to_spec import device_of
 
     categorical = tf.feature_column.categorical_column_with_identity("i", 4)

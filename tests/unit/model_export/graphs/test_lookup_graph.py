@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from model_export.errors import ExportError
 from model_export.graphs.source import lookup_entry
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from service.artifact.manifest import LookupDevice
-from tests.unit.model_export.late import Late
+from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf
 
 build_lookup = Late("model_export.graphs.lookup_graph", "build_lookup")
+vocabulary_tables = Late("model_export.graphs.lookup_graph", "vocabulary_tables")
 merge_meta_graphs = Late("model_export.graphs.tpu_graph", "merge_meta_graphs")
 
 TABLE = np.arange(14, dtype=np.float32).reshape(7, 2)
@@ -45,7 +47,7 @@ EXPECTED = {
 }
 
 
-def placed(tf: Any, parts: int) -> Any:
+def placed(parts: int) -> Any:
     """Returns the table as one variable, or as several that are its parts."""
     get_variable = tf.compat.v1.get_variable
     if parts == 1:
@@ -57,16 +59,13 @@ def placed(tf: Any, parts: int) -> Any:
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("is_resource", [True, False])
 def test_a_lookup_in_a_v1_graph(tmp_path: Path, device: LookupDevice, parts: int, is_resource: bool) -> None:
-    from loadtest.foreign.frameworks import tf
-    from model_export.graphs.lookup_graph import vocabulary_tables
-
     file = tmp_path / "word.txt"
     file.write_text("x\ny\n")
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session, v1.variable_scope("", use_resource=is_resource):
         entry = lookup_entry(SPEC, device, batch_sizes=(4,))
         vocabularies = vocabulary_tables(SPEC, {"word": file})
-        definition = build_lookup(entry, SPEC, {"t": placed(tf, parts)}, vocabularies).signature_def("s")
+        definition = build_lookup(entry, SPEC, {"t": placed(parts)}, vocabularies).signature_def("s")
         session.run([v1.global_variables_initializer(), v1.tables_initializer()])
         (asset,) = v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS)
         assert session.run(asset) == str(file).encode()
@@ -81,16 +80,13 @@ def test_a_lookup_in_a_v1_graph(tmp_path: Path, device: LookupDevice, parts: int
 
 @pytest.mark.parametrize("device", ["cpu", "tpu_tensor_core"])
 def test_an_id_that_its_weight_leaves_out_is_not_checked(device: LookupDevice) -> None:
-    from loadtest.foreign.frameworks import tf
-    from model_export.graphs.lookup_graph import build_lookup
-
     bag = FeatureSpec("bag", "t", is_ragged=True, max_ids_per_row=3, on_bad_id="error", on_nonpositive_weight="drop")
     spec = ModelSpec(SPEC.tables, (bag,))
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         entry = lookup_entry(spec, device, batch_sizes=(4,))
         assert entry.features["bag"].on_nonpositive_weight == "drop"
-        definition = build_lookup(entry, spec, {"t": placed(tf, 1)}).signature_def("s")
+        definition = build_lookup(entry, spec, {"t": placed(1)}).signature_def("s")
         session.run(v1.global_variables_initializer())
 
         def looked_up(*weights: float) -> Any:
@@ -111,8 +107,6 @@ def test_keys_need_a_vocabulary_table() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "tpu_tensor_core"])
 def test_a_mean_may_divide_either_way_on_either_device(device: LookupDevice) -> None:
-    from dataclasses import replace
-
     spec = ModelSpec((TableSpec("t", 7, 2),), (FeatureSpec("bag", "t", is_ragged=True, max_ids_per_row=3),))
     entry = lookup_entry(spec, device, batch_sizes=(4,))
     inputs = {"bag__values": [1, 3], "bag__row_splits": [0, 2], "bag__weights": [0.25, 0.25]}
@@ -126,10 +120,6 @@ def test_a_mean_may_divide_either_way_on_either_device(device: LookupDevice) -> 
 
 @pytest.mark.parametrize("policy", ["error", "truncate"])
 def test_the_cpu_lookup_keeps_to_a_limit_that_a_manifest_sets(policy: str) -> None:
-    from dataclasses import replace
-
-    from loadtest.foreign.frameworks import tf
-
     spec = ModelSpec((TableSpec("t", 7, 2, "sum"),), (FeatureSpec("bag", "t", is_ragged=True),))
     entry = lookup_entry(spec, "cpu")
     limited = replace(entry.features["bag"], max_ids_per_row=2, on_too_many_ids=policy)
@@ -144,15 +134,11 @@ def test_the_cpu_lookup_keeps_to_a_limit_that_a_manifest_sets(policy: str) -> No
 
 
 def _constant(value: Any, spec: Any) -> Any:
-    from loadtest.foreign.frameworks import tf
-
     return tf.constant(value, spec.dtype)
 
 
 def save(folder: Path, *names: str, rows: int = 2, tags: tuple[str, ...] = ("serve",)) -> Any:
     """Saves a model of TensorFlow 1 with variables of these names; returns its MetaGraphDef."""
-    from loadtest.foreign.frameworks import tf
-
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         total = sum(tf.reduce_sum(v1.get_variable(name, [rows, 3], use_resource=True)) for name in names)
@@ -186,8 +172,6 @@ def folder(serve: Path, tmp_path: Path) -> Path:
 
 
 def test_a_meta_graph_joins_beside_the_one_there(folder: Path, serve: Path, tmp_path: Path) -> None:
-    from loadtest.foreign.frameworks import tf
-
     other = save(tmp_path / "other", "a", "b", tags=("serve", "tpu"))
     merge_meta_graphs(folder, other)
     assert list(saved_model(folder).meta_graphs) == [*saved_model(serve).meta_graphs, other]
@@ -237,7 +221,5 @@ def test_an_asset_that_is_not_there_is_refused(folder: Path, tmp_path: Path) -> 
 
 
 def test_a_folder_without_savedmodel_is_refused(tmp_path: Path) -> None:
-    from loadtest.foreign.frameworks import tf
-
     with pytest.raises(ExportError, match=r"is no SavedModel: it has no saved_model\.pb"):
         merge_meta_graphs(tmp_path, tf.compat.v1.MetaGraphDef())

@@ -101,6 +101,10 @@ def zipped(folder: Path, name: str, content: bytes) -> Path:
     return folder / "t.zip"
 
 
+_NO_ZIP = (
+    " is no zip archive, as torch.save() has written since PyTorch 1.6, or is cut short; load it with PyTorch and save "
+    "it again"
+)
 # What damages a file -> the address to import, and the whole error behind "model-export: ", {t} for the folder.
 _DAMAGES: list[tuple[Callable[[Path], str], str, str]] = [
     (
@@ -166,30 +170,9 @@ _DAMAGES: list[tuple[Callable[[Path], str], str, str]] = [
             "(file signature not found)"
         ),
     ),
-    (
-        lambda t: cut(library(t, "state_dict.pt"), 900),
-        "",
-        (
-            "{t}/state_dict.pt is no zip archive, as torch.save() has written since PyTorch 1.6, or is cut "
-            "short; load it with PyTorch and save it again"
-        ),
-    ),
-    (
-        lambda t: written(t / "model.pt", b"?"),
-        "",
-        (
-            "{t}/model.pt is no zip archive, as torch.save() has written since PyTorch 1.6, or is cut short; "
-            "load it with PyTorch and save it again"
-        ),
-    ),
-    (
-        lambda t: library(t, "before_1_6.pt").name,
-        "",
-        (
-            "{t}/before_1_6.pt is no zip archive, as torch.save() has written since PyTorch 1.6, or is cut "
-            "short; load it with PyTorch and save it again"
-        ),
-    ),
+    (lambda t: cut(library(t, "state_dict.pt"), 900), "", "{t}/state_dict.pt" + _NO_ZIP),
+    (lambda t: written(t / "model.pt", b"?"), "", "{t}/model.pt" + _NO_ZIP),
+    (lambda t: library(t, "before_1_6.pt").name, "", "{t}/before_1_6.pt" + _NO_ZIP),
     (
         lambda t: library(t, "module.pt").name,
         "",

@@ -40,8 +40,8 @@ def test_an_import_is_an_artifact_that_verifies(
 ) -> None:
     if is_large:
         # An import of more than 64 MB is compared by a small copy with the first rows only; the test lowers that limit.
-        monkeypatch.setattr(module, "_WHOLE_CHECK_BYTES", 100)
-        monkeypatch.setattr(module, "_COMPARED_ROWS", 3)
+        monkeypatch.setattr(module, "WHOLE_CHECK_BYTES", 100)
+        monkeypatch.setattr(module, "COMPARED_ROWS", 3)
         small_chunks(monkeypatch)
     folder = model_export.import_tables(
         tmp_path / "m",
@@ -92,8 +92,8 @@ def test_a_table_of_int4_keeps_two_numbers_a_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
     if is_large:
-        monkeypatch.setattr(module, "_WHOLE_CHECK_BYTES", 1)
-        monkeypatch.setattr(module, "_COMPARED_ROWS", 3)
+        monkeypatch.setattr(module, "WHOLE_CHECK_BYTES", 1)
+        monkeypatch.setattr(module, "COMPARED_ROWS", 3)
     # A row of whole numbers with the largest 7 has scale 1 in int4; the second row is half of such a row.
     rows = np.array([[7, -3, 0], [3.5, 0.5, -1], [0, 0, 0], [-7, 5, 1]], np.float32)
     np.save(tmp_path / "user.npy", rows)

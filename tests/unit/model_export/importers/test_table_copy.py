@@ -55,7 +55,7 @@ def test_every_float_becomes_float32(tmp_path: Path, dtype: str) -> None:
     table, numbers = copied(tmp_path, chunks, progress=lambda done, total: told.append((done, total)))
     np.testing.assert_array_equal(numbers, matrix(6, 2))
     assert numbers.dtype == np.float32
-    assert (table.read.vocabulary_size, table.read.embedding_dim, table.read.keys) == (6, 2, None)
+    assert (table.vocabulary_size, table.embedding_dim, table.keys) == (6, 2, None)
     assert told == [(4, None), (6, None)]
 
 
@@ -66,7 +66,7 @@ def test_fewer_bits_are_those_of_an_export(tmp_path: Path, dtype: Any) -> None:
     whole = reduced("user", dtype, 7, lambda start, stop: rows[start:stop])
     np.testing.assert_array_equal(numbers, whole.numbers)
     assert table.rounding == whole.to_json()
-    assert (table.read.vocabulary_size, table.read.embedding_dim) == (7, 5)
+    assert (table.vocabulary_size, table.embedding_dim) == (7, 5)
     if whole.scales is not None:
         assert table.scale_key is not None
         np.testing.assert_array_equal(stored(tmp_path, table.scale_key), whole.scales)
@@ -76,7 +76,7 @@ def test_the_mean_is_one_more_row(tmp_path: Path) -> None:
     rows = np.array([[1, 2], [3, 4], [5, 12]], np.float64)
     table, numbers = copied(tmp_path, [Chunk(rows[:1]), Chunk(rows[1:])], keys=["a", "b", "c"], adds_mean=True)
     assert numbers.tolist() == [[1, 2], [3, 4], [5, 12], [3, 6]]
-    assert (table.read.mean_row, table.read.vocabulary_size, table.read.keys) == (3, 4, ["a", "b", "c"])
+    assert (table.mean_row, table.vocabulary_size, table.keys) == (3, 4, ["a", "b", "c"])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

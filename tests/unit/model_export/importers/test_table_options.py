@@ -11,13 +11,13 @@ import pytest
 from model_export.errors import ExportError
 from model_export.importers.import_tables import read_keys
 from model_export.importers.table_copy import (
-    FeatureChoice,
+    CopiedTable,
     OovPolicy,
-    ReadTable,
     check_name,
     choose_features,
     model_spec,
 )
+from model_export.spec.features import FeatureSpec
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_names_that_can_not_be_inputs(name: str, better: str) -> None:
 
 def test_features() -> None:
     assert choose_features({"tags": "tag:mean", "first": "tag"}, ["tag", "user"]) == (
-        FeatureChoice("tags", "tag", "mean"),
-        FeatureChoice("first", "tag"),
-        FeatureChoice("user", "user"),
+        FeatureSpec("tags", "tag", is_ragged=True, combiner="mean"),
+        FeatureSpec("first", "tag"),
+        FeatureSpec("user", "user"),
     )
     for features, message in (
         ({"tags": "film:mean"}, "reads table 'film'; the tables are tag, user"),
@@ -54,8 +54,13 @@ def test_policies_at_fault(text: str) -> None:
 
 def spec_of(oov: str, keys: Any, *, combiner: Any = None) -> Any:
     """Returns feature `user` of a table of 4 rows; if the policy `oov` is "mean", row 3 is the mean row."""
-    table = ReadTable("user", 4, 2, keys, mean_row=3 if oov == "mean" else None)
-    spec = model_spec([table], [FeatureChoice("user", "user", combiner)], {"user": OovPolicy.parse("user", oov)})
+    mean_row = 3 if oov == "mean" else None
+    table = CopiedTable("user", 4, 2, keys, "user.npy", "float32", 0, "tables/user", mean_row=mean_row)
+    spec = model_spec(
+        [table],
+        [FeatureSpec("user", "user", is_ragged=combiner is not None, combiner=combiner)],
+        {"user": OovPolicy.parse("user", oov)},
+    )
     return spec.feature("user")
 
 

@@ -264,12 +264,6 @@ def test_config_tables_and_slots_are_told() -> None:
         assert held["users"].slots["accumulators"].shape == (10, 4)
 
 
-def test_slots_of_a_keras_optimizer_are_not_the_layers() -> None:
-    layer = TPUEmbedding(film_config(tf), legacy.Adagrad(0.1))
-    assert [dict(part.slots) for part in tables(layer).values()] == [{}, {}]
-    assert is_built(layer), "asking for the tables makes them"
-
-
 tpu_strategy = Late("model_export.layers.tpu_embedding", "tpu_strategy")
 
 

@@ -100,9 +100,11 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     assert got[0].inputs["i"].dtype == np.int32 and got[0].outputs is not None
     assert got[0].outputs["y"].tolist() == [0.5]
     path = tmp_path / "log" / "file"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ExportError, match="is cut off"):
-        list(read_predictions(path))
+    data = path.read_bytes()
+    for damaged in (data[:-1], data[:20] + b"?" + data[21:]):
+        path.write_bytes(damaged)
+        with pytest.raises(ExportError, match="file is cut off or damaged: (truncated|corrupted) record at"):
+            list(read_predictions(path))
 
 
 def test_the_manifest_counts_both_files(artifact: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export.parity.comparison import BitCounts
+from model_export.parity.comparison import BitCounts, Disagreements
 from service.artifact.manifest import FeatureEntry, LookupFeature, Manifest, SignatureEntry, VocabularyEntry
 from service.native_tables import NATIVE_TABLES
 from tests.unit.model_export.late import Late
@@ -77,8 +77,6 @@ def test_cut_predictions_and_gathered_rows_agree_at_edges(tf: Any, tmp_path: Pat
     ids=["one_id_apart", "padded_table", "clamped"],
 )
 def test_a_lookup_that_is_not_the_predictions_is_found(tf: Any, tmp_path: Path, ids_of: Any) -> None:
-    from model_export.parity.comparison import Disagreements
-
     artifact = saved(tf, tmp_path / "1", lambda ids: ids_of(tf, ids))
     with pytest.raises(
         Disagreements, match="'lookup', 'id' of the server's lookup.* the rows that 'serving_default' gathers"
@@ -90,8 +88,6 @@ def test_a_lookup_that_is_not_the_predictions_is_found(tf: Any, tmp_path: Path, 
     ("pattern", "replacement"), [("-", ""), ("^https?://", ""), ("[-./]", "_"), ("[PAD]", "nan")], ids="abcd"
 )
 def test_keys_that_the_prediction_normalizes_are_found(tf: Any, tmp_path: Path, pattern: str, replacement: str) -> None:
-    from model_export.parity.comparison import Disagreements
-
     def keyed(name: str, change: Any) -> Any:
         def run(key: Any) -> Any:
             rows = tf.gather(module.table, tf.strings.to_hash_bucket_fast(change(key), NUM_ROWS))
@@ -122,8 +118,6 @@ def test_keys_that_the_prediction_normalizes_are_found(tf: Any, tmp_path: Path, 
 
 @pytest.mark.skipif(NATIVE_TABLES is None, reason="without the native core, no lookups are cut out of graphs")
 def test_a_graph_that_fails_is_a_fault_and_not_nothing_to_compare(tf: Any, tmp_path: Path) -> None:
-    from model_export.parity.comparison import Disagreements
-
     def fails(rows: Any) -> Any:
         return rows + tf.cast(tf.strings.length(tf.io.read_file("no such file")), tf.float32)
 

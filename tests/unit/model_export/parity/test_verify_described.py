@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model_export.parity.comparison import Disagreements
 from service.artifact.manifest import FeatureEntry, LookupFeature, Manifest, SignatureEntry, VocabularyEntry
 from tests.unit.model_export.late import Late
 
@@ -88,16 +89,12 @@ def test_what_the_graph_does_is_verified(artifact: Path) -> None:
 def test_another_description_is_not_what_the_graph_does(
     artifact: Path, changed: dict[str, dict[str, Any]], message: str
 ) -> None:
-    from model_export.parity.comparison import Disagreements
-
     features = {name: dataclasses.replace(f, **changed.get(name, {})) for name, f in FEATURES.items()}
     with pytest.raises(Disagreements, match=message):
         check_parity(artifact, manifest_of(artifact, dataclasses.replace(ENTRY, features=features)))
 
 
 def test_what_a_server_leaves_to_the_graph_is_a_fault(artifact: Path) -> None:
-    from model_export.parity.comparison import Disagreements
-
     entry = dataclasses.replace(ENTRY, concatenated={"both": ("word", "user", "pair")})
     with pytest.raises(Disagreements, match=r"output 'both' is float32 \['\?', 4\], its manifest says float32"):
         check_parity(artifact, manifest_of(artifact, entry))

@@ -102,6 +102,7 @@ TEXTS_OF_2_15: list[tuple[dict[str, Any], str]] = [
         {"learning_rate": 0.1, "learning_rate_fn": rate},
         f"At most one of learning_rate and learning_rate_fn can be None. Received: 0.1 and {rate}",
     ),
+    ({"learning_rate_fn": 0.5}, "learning_rate_fn must be callable if specified. Received: 0.5."),
     (
         {"optimization_parameters": "adam"},
         (
@@ -118,21 +119,13 @@ def test_a_bad_table_gets_the_text_of_2_15(arguments: dict[str, Any], text: str)
         TableConfig(**{"vocabulary_size": 4, "dimension": 2, **arguments})
 
 
-def test_a_learning_rate_fn_has_to_be_a_function() -> None:
-    with pytest.raises(ValueError, match=r"^learning_rate_fn must be callable if specified. Received: 0.5.$"):
-        TableConfig(4, 2, learning_rate_fn=0.5)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn", None])
 def test_every_combiner_is_kept(combiner: Any) -> None:
     assert TableConfig(4, 2, combiner=combiner).combiner == combiner
 
 
-def test_the_standard_deviation_of_first_rows_goes_with_the_dimension() -> None:
-    assert TableConfig(4, 16).initial_stddev == 0.25
-
-
 def test_what_a_tpu_alone_uses_is_kept() -> None:
+    assert TableConfig(4, 16).initial_stddev == 0.25
     assert TableConfig(4, 2, hot_id_replication=True).hot_id_replication is True
     assert TableConfig(4, 2, optimization_parameters=AdagradParameters(0.1)).optimization_parameters is not None
 
@@ -199,16 +192,6 @@ def test_columns_or_both_dicts_are_given_never_both_nor_one_of_the_dicts(argumen
         EmbeddingConfigSpec(optimization_parameters=ADAGRAD, **arguments)
 
 
-@pytest.mark.parametrize("strategy", ["div", "mod"])
-def test_both_strategies_are_kept(strategy: Any) -> None:
-    assert EmbeddingConfigSpec(partition_strategy=strategy, **DICTS).partition_strategy == strategy
-
-
-def test_another_strategy_is_refused() -> None:
-    with pytest.raises(ValueError, match=r'^Invalid partition_strategy hash. Must be one of "mod" or "div".$'):
-        EmbeddingConfigSpec(partition_strategy="hash", **DICTS)  # type: ignore[arg-type]
-
-
 def test_a_column_of_another_type_is_refused() -> None:
     text = f"All feature columns must be supported types in {SUPPORTED_COLUMNS}. Got <class 'str'>"
     with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
@@ -222,14 +205,28 @@ def test_parameters_of_another_type_are_refused(parameters: Any) -> None:
         EmbeddingConfigSpec(optimization_parameters=parameters, **DICTS)
 
 
-def test_a_feature_that_is_no_feature_config_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"^Config for feature a must be of type `FeatureConfig`. Got <class 'str'>$"):
-        EmbeddingConfigSpec(feature_to_config_dict={"a": "film"}, table_to_config_dict=TABLES)  # type: ignore[dict-item]
-
-
-def test_a_table_that_is_no_table_config_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"^Config for table film must be of type `TableConfig`. Got <class 'int'>$"):
-        EmbeddingConfigSpec(feature_to_config_dict=FEATURES, table_to_config_dict={"film": 4})  # type: ignore[dict-item]
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (
+            {"feature_to_config_dict": {"a": "film"}},
+            TypeError,
+            "Config for feature a must be of type `FeatureConfig`. Got <class 'str'>",
+        ),
+        (
+            {"table_to_config_dict": {"film": 4}},
+            TypeError,
+            "Config for table film must be of type `TableConfig`. Got <class 'int'>",
+        ),
+        ({"partition_strategy": "hash"}, ValueError, 'Invalid partition_strategy hash. Must be one of "mod" or "div".'),
+        ({"clipping_limit": 0}, ValueError, "clipping_limit is 0, expected a number above 0, or None"),
+        ({"clipping_limit": -1.0}, ValueError, "clipping_limit is -1.0, expected a number above 0, or None"),
+        ({"clipping_limit": float("nan")}, ValueError, "clipping_limit is nan, expected a number above 0, or None"),
+    ],
+)
+def test_a_bad_spec_is_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=f"^{re.escape(text)}$"):
+        EmbeddingConfigSpec(**{**DICTS, **arguments})
 
 
 def test_a_feature_without_its_table_is_refused() -> None:
@@ -242,12 +239,6 @@ def test_a_table_without_a_feature_is_refused() -> None:
     text = "^`table_to_config_dict` specifies table that is not used in `feature_to_config_dict`: {'user'}.$"
     with pytest.raises(ValueError, match=text):
         EmbeddingConfigSpec(feature_to_config_dict=FEATURES, table_to_config_dict={**TABLES, "user": TableConfig(3, 2)})
-
-
-@pytest.mark.parametrize("limit", [0, -1.0, float("nan")])
-def test_a_clipping_limit_is_positive(limit: float) -> None:
-    with pytest.raises(ValueError, match="^clipping_limit is .*, expected a number above 0, or None$"):
-        EmbeddingConfigSpec(clipping_limit=limit, **DICTS)
 
 
 def test_a_gradient_multiplier_is_a_function() -> None:
