@@ -366,6 +366,8 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/simulate/*.py": {"model_export", "service", "tests.toy_model"},
     # This load test sends the requests of the conformance tests to the models of the tests.
     "loadtest/replay/*.py": {"tests"},
+    # The fuzzer mutates requests that the conformance tests encode.
+    "loadtest/fuzz/seeds.py": {"tests.conformance.random_calls"},
 }
 # Packages whose __init__.py exports public names. The one of model_export imports each name on first use
 # (docs/adr/0043).
