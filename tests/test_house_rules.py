@@ -349,7 +349,7 @@ ALSO_KNOWN: dict[str, set[str]] = {
     # MAY_IMPORT has the row of the demo, which is installed with model_export.
     "examples/movielens/*.py": _PACKAGES,
     "examples/client.py": {"embedding_client"},
-    "loadtest/stock_clients/*.py": {"embedding_client"},
+    "loadtest/stock_clients.py": {"embedding_client"},
     # These load tests call adopt() themselves, because a command would import TensorFlow again for each model.
     "loadtest/foreign/children.py": {"model_export"},
     "loadtest/bench/models.py": {"model_export", "tests.toy_model"},
