@@ -26,9 +26,7 @@ from loadtest.bench.workloads import (
     WORKLOADS,
     Wire,
 )
-from loadtest.live_server import ROOT, Held, LiveServer, held_by
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+from loadtest.live_server import ROOT, LiveServer
 
 
 @contextmanager
@@ -93,37 +91,6 @@ class Baseline:
         """Stops the baseline server and waits until its process has ended."""
         self.process.kill()
         self.process.communicate()
-
-
-def tree(pid: int) -> list[int]:
-    parents: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                # In /proc/PID/stat, the process name in parentheses may hold any characters; the fields after it are
-                # the state, the parent, and others.
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents.setdefault(int(fields[1]), []).append(int(folder.name))
-    found = [pid]
-    for process in found:
-        found += parents.get(process, [])
-    return found
-
-
-def cpu_s(pids: Sequence[int]) -> float:
-    """Returns the processor time that processes have used so far, in seconds."""
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / _TICKS_PER_S
-
-
-def memory(pids: Sequence[int]) -> Held:
-    each = [held_by(pid) for pid in pids]
-    return Held(sum(h.pss_mib for h in each), sum(h.private_mib for h in each), sum(h.descriptors for h in each))
 
 
 Server = Service | Baseline

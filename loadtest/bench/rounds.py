@@ -12,10 +12,10 @@ from pathlib import Path
 
 import grpc
 
-from loadtest.bench.cases import NEED_CARGO, Case, Server, bound_to, cpu_s, memory, start, tree
+from loadtest.bench.cases import NEED_CARGO, Case, Server, bound_to, start
 from loadtest.bench.generator import Ask, Shot, drive
 from loadtest.bench.workloads import Arrays, Data, check, grpc_answer, json_answer
-from loadtest.live_server import Held
+from loadtest.live_server import Held, cpu_s, held_by
 
 _WARM_SHARE = 0.2
 
@@ -90,7 +90,6 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
 def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callable[[str], None]) -> list[Measured]:
     """Measures the benchmark's cases in turn in each round; raises AssertionError or LoadError at a wrong answer."""
     with running(wanted, place, options) as servers:
-        pids = {name: tree(server.pid) for name, server in servers.items()}
         asks = {case.name: ask_of(case, place(case).data, servers[case.server]) for case in wanted}
         shots: dict[str, list[Shot]] = {case.name: [] for case in wanted}
         held: dict[str, Held] = {}
@@ -106,10 +105,10 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
                         streams=options.streams if case.wire.is_grpc else 1,
                         seconds=options.seconds,
                         warm_s=_WARM_SHARE * options.seconds,
-                        server_cpu_s=lambda case=case: cpu_s(pids[case.server]),
+                        server_cpu_s=lambda case=case: cpu_s(servers[case.server].pid),
                     )
                 shots[case.name].append(shot)
-                held[case.name] = memory(pids[case.server])
+                held[case.name] = held_by(server.pid)
                 say(f"round {number + 1} {case.name}: {shot.requests_per_s:.0f}/s")
         # After the last round, one more answer of each case is checked.
         for case in wanted:
