@@ -209,6 +209,15 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def row(*cells: object) -> str:
+    """Returns a row of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def header(*names: str) -> str:
+    return f"{row(*names)}\n{'|---' * len(names)}|"
+
+
 def exchange(
     address: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = JSON_TYPE, *, timeout_s: float = 60
 ) -> tuple[int, bytes]:

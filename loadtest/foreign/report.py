@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from loadtest.foreign.campaign import ModelResult
 from loadtest.foreign.comparing import Tally
+from loadtest.live_server import row
 
-_COLUMNS = (
+COLUMNS = (
     "model",
     "adopted",
     "signatures",
@@ -23,30 +24,24 @@ _REASON_CHARS = 110
 _WORDS_CHARS = 700
 
 
-def header() -> str:
-    return _line(_COLUMNS) + "\n" + _line("---" for _ in _COLUMNS)
-
-
-def row(result: ModelResult) -> str:
+def row_of(result: ModelResult) -> str:
     """Returns a model's row of the results table; the ratios are the smallest and largest of its signatures."""
     if result.adopted is None:
         fault = result.fault if result.is_skipped else f"not built: {result.fault}"
-        return _line([result.name, _short(fault), *[""] * (len(_COLUMNS) - 2)])
+        return row(result.name, _short(fault), *[""] * (len(COLUMNS) - 2))
     is_adopted = "yes" if result.adopted.version else f"no: {_short(result.adopted.reason)}"
     if result.fault:
         is_adopted += f"; {_short(result.fault)}"
     runs = Counter(result.adopted.runs.values())
     found = result.signatures.values()
-    return _line(
-        [
-            result.name,
-            is_adopted,
-            str(len(result.signatures)),
-            " / ".join(str(runs[kind]) for kind in ("lookup", "cut", "whole")) if result.adopted.version else "",
-            _equal(tally for signature in found for tally in signature.adopted.values()),
-            _equal(tally for signature in found for tally in signature.original.values()),
-            *(_ratios(result, wire) for wire in ("grpc", "rest")),
-        ]
+    return row(
+        result.name,
+        is_adopted,
+        len(result.signatures),
+        " / ".join(str(runs[kind]) for kind in ("lookup", "cut", "whole")) if result.adopted.version else "",
+        _equal(tally for signature in found for tally in signature.adopted.values()),
+        _equal(tally for signature in found for tally in signature.original.values()),
+        *(_ratios(result, wire) for wire in ("grpc", "rest")),
     )
 
 
@@ -115,7 +110,3 @@ def _equal(tallies: Iterable[Tally]) -> str:
 
 def _short(text: str) -> str:
     return " ".join(text.replace("|", "/").split())[:_REASON_CHARS]
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

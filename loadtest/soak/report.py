@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.live_server import Held, held_by
+from loadtest.live_server import Held, header, held_by, row
 
 # Texts of failures are cut to this length. Failures after the server has ended differ only beyond it, so they count as
 # one kind of failure.
@@ -175,16 +175,16 @@ class Report:
                 "sent late ms": f"{max(s.behind_ms for s in some):.0f}",
             }
             if not lines:
-                lines = [f"| {' | '.join(cells)} |", "|---" * len(cells) + "|"]
-            lines.append(f"| {' | '.join(cells.values())} |")
+                lines = [header(*cells)]
+            lines.append(row(*cells.values()))
             cpu_s = last.cpu_s
         totals = self._totals()
         lines += ["", "Times are of small lookups; of samples shown together: medians, the largest maximum.", ""]
-        lines += ["| kind | requests | failures | ended |", "|---|---|---|---|"]
+        lines.append(header("kind", "requests", "failures", "ended"))
         for kind, count in sorted(totals["requests"].items()):
             outcomes = [(*k.partition(": ")[::2], n) for k, n in sorted(totals["outcomes"].items())]
             ended = [f"{outcome} {n}" for of, outcome, n in outcomes if of == kind]
-            lines.append(f"| {kind} | {count} | {totals['failures'].get(kind, 0)} | {', '.join(ended)} |")
+            lines.append(row(kind, count, totals["failures"].get(kind, 0), ", ".join(ended)))
         lines += ["", f"All: {sum(totals['requests'].values())} requests, {sum(totals['failures'].values())} failures."]
         for what, slope in self._slopes().items():
             if slope is not None:
