@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from loadtest.live_server import LiveServer
+from loadtest.live_server import LiveServer, header, row, say
 from loadtest.network_hosts import LOOPBACK, Host
 from loadtest.operator_view import SEEN_WITHIN_S, OperatorView
 from model_export.remote.push import push
@@ -142,11 +142,11 @@ class Load:
         with self._changing:
             sent = self._sent[version]
             due = max((n for at_s, n in self._visible[version] if at_s + _STALE_S <= begin_s), default=0)
-        for row, own in zip(found[:_CHANGED], rows[:_CHANGED], strict=True):
+        for vector, own in zip(found[:_CHANGED], rows[:_CHANGED], strict=True):
             # An upsert writes its number into the first column of a row, and the negative of its number into the second
             # column.
-            number = 0 if (row == own).all() else int(row[0])
-            if number and not (row[1] == -number and 0 < number <= sent):
+            number = 0 if (vector == own).all() else int(vector[0])
+            if number and not (vector[1] == -number and 0 < number <= sent):
                 wrong += 1
             stale += number < due
         with self._changing:
@@ -504,20 +504,13 @@ def shown(about: str, faults: Mapping[str, F], run_all: Callable[..., None]) -> 
     def show(name: str, tally: Tally) -> None:
         nonlocal is_bad
         is_bad |= tally.wrong_rows > 0 or (name != NO_FAULT and not tally.seen)
-        sys.stdout.write(
-            f"| {name} | {tally.requests} | {tally.failed} | {tally.stale_rows} | {tally.wrong_rows} "
-            f"| {tally.upserts} | {tally.failed_upserts} | {tally.recovery_s:.1f} | {tally.worst_s * 1e3:.0f} "
-            f"| {tally.seen} |\n"
-        )
+        counts = (tally.requests, tally.failed, tally.stale_rows, tally.wrong_rows, tally.upserts, tally.failed_upserts)
+        say(row(name, *counts, f"{tally.recovery_s:.1f}", f"{tally.worst_s * 1e3:.0f}", tally.seen))
         for why, count in tally.why.items():
             sys.stderr.write(f"    {count} x {why}\n")
-        sys.stdout.flush()
 
-    sys.stdout.write(
-        "| Fault | Requests | Failed | Stale rows | Wrong rows | Upserts | Refused | Recovery s | Longest ms "
-        "| An operator saw |\n"
-        "|---|---|---|---|---|---|---|---|---|---|\n"
-    )
+    counted = ("Requests", "Failed", "Stale rows", "Wrong rows", "Upserts", "Refused")
+    say(header("Fault", *counted, "Recovery s", "Longest ms", "An operator saw"))
     run_all(chosen, options.rows, options.seconds, show)
     return int(is_bad)
 

@@ -34,11 +34,20 @@ _LAST_LINES = 3
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The resources of a process: its share of memory (PSS), its private memory, and its open file descriptors."""
+    """The resources of a process: its share of memory (PSS), its private memory, its processor time so far, and others.
+
+    anonymous_mib: memory that is not mapped from files. PSS and private memory vary with other processes that map the
+        same files (TensorFlow's libraries are hundreds of MiB), so growth is visible in this number.
+    deleted_maps: mapped files that were deleted, such as those of versions that were not unloaded.
+    """
 
     pss_mib: float
     private_mib: float
+    anonymous_mib: float
     descriptors: int
+    deleted_maps: int
+    threads: int
+    cpu_s: float
 
     def __str__(self) -> str:
         return f"{self.pss_mib:.1f} MiB PSS, {self.private_mib:.1f} MiB private, {self.descriptors} descriptors"
@@ -168,20 +177,45 @@ class LiveServer:
 
 
 def held_by(pid: int) -> Held:
-    """Reads the resources that a process holds now (Linux)."""
+    """Reads the resources that a process holds now (Linux); raises OSError if the process has ended."""
     process = Path("/proc") / str(pid)
-    sizes: dict[str, float] = {}
-    for line in (process / "smaps_rollup").read_text().splitlines()[1:]:
-        name, kib = line.split()[:2]
-        sizes[name] = int(kib) / 1024
-    private_mib = sizes["Private_Clean:"] + sizes["Private_Dirty:"]
-    return Held(sizes["Pss:"], private_mib, len(os.listdir(process / "fd")))
+    lines = [line.split() for line in (process / "smaps_rollup").read_text().splitlines()[1:]]
+    mib = {name: int(kib) / 1024 for name, kib, *_ in lines}
+    return Held(
+        pss_mib=mib["Pss:"],
+        private_mib=mib["Private_Clean:"] + mib["Private_Dirty:"],
+        anonymous_mib=mib["Anonymous:"],
+        descriptors=len(os.listdir(process / "fd")),
+        deleted_maps=(process / "maps").read_text().count(" (deleted)\n"),
+        threads=int(_stat(pid)[17]),
+        cpu_s=cpu_s(pid),
+    )
+
+
+def cpu_s(pid: int) -> float:
+    """Returns the processor time that a process has used so far, in seconds."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: int) -> list[str]:
+    # In /proc/PID/stat, the process's name in parentheses may hold any characters; these are the fields behind it.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def say(text: str) -> None:
     """Writes a line to standard output at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def row(*cells: object) -> str:
+    """Returns a row of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def header(*names: str) -> str:
+    return f"{row(*names)}\n{'|---' * len(names)}|"
 
 
 def exchange(

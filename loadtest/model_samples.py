@@ -40,6 +40,7 @@ class Signature:
     name: str
     method_name: str
     inputs: Mapping[str, tuple[str, tuple[int, ...]]]
+    outputs: tuple[str, ...] = ()
 
     @property
     def takes_examples(self) -> bool:
@@ -128,7 +129,7 @@ def _signature(name: str, signature: dict[str, Any]) -> Signature:
         key: (tensor["dtype"], tuple(int(dim["size"]) for dim in tensor["tensor_shape"]["dim"]))
         for key, tensor in sorted(signature["inputs"].items())
     }
-    return Signature(name, signature["method_name"], inputs)
+    return Signature(name, signature["method_name"], inputs, tuple(sorted(signature["outputs"])))
 
 
 def _get(url: str) -> Any:

@@ -26,6 +26,7 @@ from typing import Any
 
 import httpx
 
+from loadtest.live_server import header, row
 from loadtest.operator_view import OperatorView
 from tests.integration.process import ServerProcess
 from tests.integration.s3_server import BUCKET, S3Server
@@ -263,15 +264,15 @@ def wait(is_so: Callable[[], bool]) -> bool:
 
 def watched(server: ServerProcess, model: str, about: str, expects: str, state: str = "") -> Row:
     """Waits until the status page shows a model's expected state and text; the row has what it showed last."""
-    row = Row(about)
+    found = Row(about)
 
     def is_seen() -> bool:
-        row.store, row.version, row.text = seen(server, model)
-        return bool(re.search(expects, row.text)) and row.version.startswith(state) and bool(row.text or state)
+        found.store, found.version, found.text = seen(server, model)
+        return bool(re.search(expects, found.text)) and found.version.startswith(state) and bool(found.text or state)
 
-    row.is_expected = wait(is_seen)
-    sys.stderr.write(f"{about}: {row.store}, {row.version}, {row.text}\n")
-    return row
+    found.is_expected = wait(is_seen)
+    sys.stderr.write(f"{about}: {found.store}, {found.version}, {found.text}\n")
+    return found
 
 
 def judge_old(rows: Mapping[str, Row], reader: Reader) -> None:
@@ -298,8 +299,8 @@ def break_each(s3: S3Server, proxy: StoreProxy, folder: Path, chosen: Sequence[S
                 }
                 view.wait()
         judge_old(rows, reader)
-        for name, row in rows.items():
-            row.seen = view.told_of(name)
+        for name, one in rows.items():
+            one.seen = view.told_of(name)
         store.end()
         for name in kept:
             is_served = wait(lambda name=name: serves(server, name, 2))  # type: ignore[misc]
@@ -350,23 +351,21 @@ def break_all(s3: S3Server, proxy: StoreProxy, folder: Path) -> list[Row]:
 def _of_a_start(folder: Path, models: Mapping[str, str], about: str, expects: str) -> Row:
     folder.mkdir(exist_ok=True)
     with running(folder, models) as server, seeing(server, ["toy"]) as view:
-        row = watched(server, "toy", about, expects)
+        found = watched(server, "toy", about, expects)
         view.wait()
-        row.seen = view.told_of("toy")
-        return row
+        found.seen = view.told_of("toy")
+        return found
 
 
 def printed(rows: Sequence[Row]) -> str:
     """Returns rows as a table in Markdown; a row that is not as expected begins with an exclamation mark."""
-    lines = [
-        "| # | fault | store | version 2 | text | an operator saw | version 1 answered | afterwards |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for number, row in enumerate(rows, 1):
-        text = row.text.replace("|", "/")
+    told = ("fault", "store", "version 2", "text", "an operator saw", "version 1 answered", "afterwards")
+    lines = [header("#", *told)]
+    for number, one in enumerate(rows, 1):
+        text = one.text.replace("|", "/")
         shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
-        cells = [row.fault, row.store, row.version, shown, row.seen, row.old_version, row.afterwards]
-        lines.append(f"| {'' if row.is_expected else '! '}{number} | " + " | ".join(cells) + " |")
+        cells = (one.fault, one.store, one.version, shown, one.seen, one.old_version, one.afterwards)
+        lines.append(row(f"{'' if one.is_expected else '! '}{number}", *cells))
     return "\n".join(lines) + "\n"
 
 
@@ -394,7 +393,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         rows = run(Path(folder), chosen)
     sys.stdout.write(printed(rows))
-    return 0 if all(row.is_expected and row.seen for row in rows) else 1
+    return 0 if all(one.is_expected and one.seen for one in rows) else 1
 
 
 if __name__ == "__main__":

@@ -349,10 +349,12 @@ ALSO_KNOWN: dict[str, set[str]] = {
     # MAY_IMPORT has the row of the demo, which is installed with model_export.
     "examples/movielens/*.py": _PACKAGES,
     "examples/client.py": {"embedding_client"},
-    "loadtest/stock_clients/*.py": {"embedding_client"},
+    "loadtest/stock_clients.py": {"embedding_client"},
     # These load tests call adopt() themselves, because a command would import TensorFlow again for each model.
     "loadtest/foreign/children.py": {"model_export"},
-    "loadtest/bench/models.py": {"model_export"},
+    "loadtest/bench/models.py": {"model_export", "tests.toy_model"},
+    # This load test writes the attacked table without TensorFlow.
+    "loadtest/attacks/targets.py": {"tests.toy_model"},
     # This load test writes versions, starts nodes and pushes tables with the code of the tests of remote tables.
     "loadtest/cluster_faults.py": {"model_export.remote.push", "service.remote.address", "tests"},
     # This load test uses the object stores of the tests, and the tests' proxy that breaks their answers.
@@ -364,6 +366,8 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/simulate/*.py": {"model_export", "service", "tests.toy_model"},
     # This load test sends the requests of the conformance tests to the models of the tests.
     "loadtest/replay/*.py": {"tests"},
+    # The fuzzer mutates requests that the conformance tests encode.
+    "loadtest/fuzz/seeds.py": {"tests.conformance.random_calls"},
 }
 # Packages whose __init__.py exports public names. The one of model_export imports each name on first use
 # (docs/adr/0043).

@@ -261,24 +261,34 @@ def write_bundle(
       is_compressed: whether the index is compressed.
       dtypes: tensor -> dtype, where it differs from numpy's.
     """
-    data, entries, records = bytearray(), {}, {b"": proto_field(1, 1) + proto_field(3, proto_field(1, 1))}
+    data, entries, described = bytearray(), {}, {}
     for name in sorted(tensors):
         tensor = np.ascontiguousarray(tensors[name])
         raw = tensor.tobytes()
         entries[name] = {"offset": len(data), "nbytes": len(raw), "crc32c": masked_crc32c(raw)}
-        shape = b"".join(proto_field(2, proto_field(1, size)) for size in tensor.shape)
-        records[name.encode()] = (
-            proto_field(1, _DTYPE_NUMBERS[(dtypes or {}).get(name, tensor.dtype.name)])
-            + proto_field(2, shape)
-            + (proto_field(4, len(data)) if data else b"")
-            + proto_field(5, len(raw))
-            + b"\x35"
-            + struct.pack("<I", entries[name]["crc32c"])
-        )
+        described[name] = ((dtypes or {}).get(name, tensor.dtype.name), tensor.shape, entries[name])
         data += raw
     prefix.with_name(f"{prefix.name}.data-00000-of-00001").write_bytes(data)
-    prefix.with_name(f"{prefix.name}.index").write_bytes(_sorted_table(records, is_compressed))
+    prefix.with_name(f"{prefix.name}.index").write_bytes(bundle_index(described, is_compressed=is_compressed))
     return entries
+
+
+def bundle_index(
+    tensors: Mapping[str, tuple[str, tuple[int, ...], Mapping[str, int]]], *, is_compressed: bool = False
+) -> bytes:
+    """Returns a checkpoint's index; tensors: name -> its dtype, shape, and place in the only data file."""
+    records = {b"": proto_field(1, 1) + proto_field(3, proto_field(1, 1))}
+    for name, (dtype, shape, where) in tensors.items():
+        sizes = b"".join(proto_field(2, proto_field(1, size)) for size in shape)
+        records[name.encode()] = (
+            proto_field(1, _DTYPE_NUMBERS[dtype])
+            + proto_field(2, sizes)
+            + (proto_field(4, where["offset"]) if where["offset"] else b"")
+            + proto_field(5, where["nbytes"])
+            + b"\x35"
+            + struct.pack("<I", where["crc32c"])
+        )
+    return _sorted_table(records, is_compressed)
 
 
 def _sorted_table(records: Mapping[bytes, bytes], is_compressed: bool) -> bytes:

@@ -25,7 +25,7 @@ from loadtest.attacks import targets as peers
 from loadtest.attacks.cases import CASES
 from loadtest.attacks.measuring import Result, Victim, measure
 from loadtest.attacks.targets import Target
-from loadtest.live_server import say
+from loadtest.live_server import header, row, say
 
 # Limits for an attack on this project's server: the longest wait of the other client (the victim), that wait's ratio to
 # the wait without an attack, and the memory that the server still holds afterwards.
@@ -85,8 +85,7 @@ def _targets(options: argparse.Namespace, flags: list[str], stack: ExitStack) ->
 
 
 def _run(targets: list[Target], names: list[str], options: argparse.Namespace) -> int:
-    say("| case | peer | quiet, ms | attacked, ms | memory, MiB | the attacker got | sent, MB |")
-    say("|---|---|---|---|---|---|---|")
+    say(header("case", "peer", "quiet, ms", "attacked, ms", "memory, MiB", "the attacker got", "sent, MB"))
     beyond = []
     for name in names:
         for target in targets:
@@ -104,11 +103,8 @@ def _run(targets: list[Target], names: list[str], options: argparse.Namespace) -
                 )
             finally:
                 victim.close()
-            outcome = result.outcome
-            say(
-                f"| {name} | {target.name} | {result.quiet} | {result.during} | {result.memory} | {outcome.text} "
-                f"| {outcome.sent_bytes / 1e6:.1f} |"
-            )
+            outcome, sent_mb = result.outcome, f"{result.outcome.sent_bytes / 1e6:.1f}"
+            say(row(name, target.name, result.quiet, result.during, result.memory, outcome.text, sent_mb))
             beyond += [f"{name}, {target.name}: {what}" for what in judge(name, result)]
     for line in beyond:
         say(line)

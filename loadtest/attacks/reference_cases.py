@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from loadtest.attacks.attacker import Attacker, Cases
-from loadtest.swap.model import DIM
+from loadtest.attacks.targets import DIM
 
 CASES = Cases()
 _CONNECTIONS = 4

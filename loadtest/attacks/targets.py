@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from loadtest.attacks import frames
 from loadtest.live_server import LiveServer, client_context, server_flags, write_ssl_config
-from loadtest.swap.model import write_version
-from loadtest.wire import PREDICT_METHOD, framed, message_classes, predict_request
+from loadtest.wire import DT_FLOAT, DT_INT64, PREDICT_METHOD, framed, message_classes, predict_request
+from tests.toy_model import MANIFEST, SHARD, saved_model, write_bundle
 
 Wire = Literal["http2", "http1"]
 _CONNECT_S = 5.0
@@ -123,6 +125,8 @@ class Target:
 
 HOST = "127.0.0.1"
 _MODEL, _FEATURE = "attacked", "user"
+# Rows and columns of the attacked table, whose numbers are all 1.
+ROWS, DIM = 36_864, 64
 # Number of ids in an attack target's large request; the answer to it has about 8 MB.
 _LARGE_IDS = 32_000
 # Seconds that a server waits for a client that sends slowly or does not read; an attack lasts longer.
@@ -177,6 +181,26 @@ def write_callers(folder: Path) -> Path:
     return file
 
 
+def write_version(folder: Path) -> None:
+    """Writes a version folder with one table, and the signature `lookup` of its feature."""
+    for name in ("variables", "assets.extra"):
+        (folder / name).mkdir(parents=True)
+    entries = write_bundle(folder / "variables" / "variables", {_FEATURE: np.ones((ROWS, DIM), np.float32)})
+    signature = ({_FEATURE: (DT_INT64, (-1,))}, {_FEATURE: (DT_FLOAT, (-1, DIM))})
+    (folder / "saved_model.pb").write_bytes(saved_model({"lookup": signature}))
+    table = {"variable": _FEATURE, "vocabulary_size": ROWS, "embedding_dim": DIM, "dtype": "float32"}
+    feature = {"ids": _FEATURE, "output": _FEATURE}
+    manifest = {
+        "format_version": 1,
+        "tables": {_FEATURE: table | {"file": SHARD.as_posix()} | entries[_FEATURE]},
+        "vocabularies": {},
+        "features": {_FEATURE: {"table": _FEATURE}},
+        "signatures": {"lookup": {"kind": "lookup", "device": "cpu", "features": {_FEATURE: feature}}},
+        "files": {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()},
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
 def _message(model: str, feature: str, ids: list[int]) -> bytes:
     data: bytes = predict_request(message_classes()[0], model, "lookup", {feature: ids}).SerializeToString()
     return framed(data)
@@ -188,7 +212,7 @@ def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]
 
     The last is left out if openssl is not installed.
     """
-    write_version(folder / _MODEL / "1", 1, 0)
+    write_version(folder / _MODEL / "1")
     given = [f"--model_base_path={folder / _MODEL}", f"--model_name={_MODEL}", "--graph_signatures=off"]
     given += [f"--threads={threads}", *_IMPATIENT, *flags]
     with ExitStack() as stack:

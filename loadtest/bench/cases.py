@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import subprocess
 import sys
@@ -24,11 +26,10 @@ from loadtest.bench.workloads import (
     MODEL,
     REST,
     WORKLOADS,
+    Encoded,
     Wire,
 )
-from loadtest.live_server import ROOT, Held, LiveServer, held_by
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+from loadtest.live_server import ROOT, LiveServer, server_flags, write_ssl_config
 
 
 @contextmanager
@@ -95,38 +96,57 @@ class Baseline:
         self.process.communicate()
 
 
-def tree(pid: int) -> list[int]:
-    parents: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                # In /proc/PID/stat, the process name in parentheses may hold any characters; the fields after it are
-                # the state, the parent, and others.
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents.setdefault(int(fields[1]), []).append(int(folder.name))
-    found = [pid]
-    for process in found:
-        found += parents.get(process, [])
-    return found
-
-
-def cpu_s(pids: Sequence[int]) -> float:
-    """Returns the processor time that processes have used so far, in seconds."""
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / _TICKS_PER_S
-
-
-def memory(pids: Sequence[int]) -> Held:
-    each = [held_by(pid) for pid in pids]
-    return Held(sum(h.pss_mib for h in each), sum(h.private_mib for h in each), sum(h.descriptors for h in each))
-
-
 Server = Service | Baseline
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What a user switches on beside the plain service.
+
+    flags: of the server; {files} stands for the folder that write_mode_files fills. gzips: whether requests are
+    compressed. headers: of each request. is_tls: whether connections are encrypted.
+    """
+
+    flags: tuple[str, ...] = ()
+    gzips: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
+    is_tls: bool = False
+
+    def encoded(self, encoded: Encoded, *, is_grpc: bool) -> Encoded:
+        """Returns a request's body and headers as a client in this mode sends them."""
+        body, headers = encoded
+        name = "grpc-encoding" if is_grpc else "content-encoding"
+        if self.gzips:
+            body, headers = gzip.compress(body, 6), (*headers, (name, "gzip"))
+        return body, (*headers, *self.headers)
+
+
+PLAIN = Mode()
+_TOKEN = "a-token-of-the-benchmark"
+MODES = {
+    "gzip in": Mode(gzips=True),
+    "gzip out": Mode(headers=(("accept-encoding", "gzip"),)),
+    "token": Mode(("--auth_config={files}/auth.toml",), headers=(("authorization", f"Bearer {_TOKEN}"),)),
+    "TLS": Mode(tuple(server_flags(Path("{files}/ssl.conf"))), is_tls=True),
+    "request log of 1 %": Mode(("--model_config_file={files}/models.pbtxt",)),
+    "batching": Mode(("--enable_batching",)),
+}
+
+
+def write_mode_files(folder: Path) -> None:
+    """Writes the files that flags of MODES name into folder / "modes"."""
+    files = folder / "modes"
+    files.mkdir(parents=True, exist_ok=True)
+    if write_ssl_config(files) is None:
+        raise RuntimeError("openssl is not installed; the mode TLS needs it")
+    (files / "token").write_text(_TOKEN)
+    (files / "auth.toml").write_text(
+        '[[caller]]\nname = "bench"\ntoken_file = ["token"]\n[[caller.allow]]\nmodels = ["*"]\nrights = ["predict"]\n'
+    )
+    model, log = (json.dumps(str(path)) for path in (folder / "models" / "model", files / "log" / "requests"))
+    logging = f"log_collector_config {{ filename_prefix: {log} }} sampling_config {{ sampling_rate: 0.01 }}"
+    config = f'name: "{MODEL}" base_path: {model} model_platform: "tensorflow" logging_config {{ {logging} }}'
+    (files / "models.pbtxt").write_text(f"model_config_list {{ config {{ {config} }} }}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +155,7 @@ class Case:
 
     row, workload: of the table. server: name of the server in SERVERS. path: default: the wire's.
     is_constant: whether the server returns a constant answer. is_free: whether server and generator may use all cores.
-    is_foreign: whether requests go to the foreign model.
+    is_foreign: whether requests go to the foreign model. mode: what is switched on, with flags of the server.
     """
 
     row: str
@@ -146,6 +166,7 @@ class Case:
     is_constant: bool = False
     is_free: bool = False
     is_foreign: bool = False
+    mode: Mode = PLAIN
 
     @property
     def name(self) -> str:
@@ -171,6 +192,7 @@ _CORE = ("--data_plane=core", "--threads=1")
 SERVERS: Mapping[str, tuple[str, tuple[str, ...]] | str] = {
     "service": ("model", (_LOOKUPS, *_CORE, _PATIENT)),
     "service with TensorFlow": ("model", (*_CORE, _PATIENT)),
+    **{f"service, {name}": ("model", (*_CORE, _PATIENT, *mode.flags)) for name, mode in MODES.items()},
     "TensorFlow lookup": ("graph_lookup", ()),
     "TensorFlow predict": ("graph_predict", ()),
     "foreign, adopted": (ADOPTED, (_PATIENT,)),
@@ -190,7 +212,10 @@ def start(server: str, folder: Path, cores: frozenset[int]) -> Server:
     if isinstance(found, str):
         return Baseline(cores, found, folder / "answers")
     model, flags = found
-    return Service(cores, (f"--model_name={MODEL}", f"--model_base_path={folder / 'models' / model}", *flags))
+    flags = tuple(flag.replace("{files}", str(folder / "modes")) for flag in flags)
+    if not any(flag.startswith("--model_config_file=") for flag in flags):
+        flags = (f"--model_name={MODEL}", f"--model_base_path={folder / 'models' / model}", *flags)
+    return Service(cores, flags)
 
 
 def models_of(wanted: Iterable[Case]) -> set[str]:
@@ -222,6 +247,10 @@ def cases() -> Iterator[Case]:
         yield Case("gRPC, hyper constant", workload, "hyper constant, gRPC", GRPC, path, is_constant=True)
         if workload != "W3":
             yield Case("JSON, hyper constant", workload, "hyper constant, JSON", JSON, path, is_constant=True)
+    for name, mode in MODES.items():
+        for row, wire, workloads in (("gRPC", GRPC, "W1 W2 W5"), ("JSON", JSON, "W1 W2")):
+            for workload in workloads.split():
+                yield Case(f"{row}, {name}", workload, f"service, {name}", wire, mode=mode)
     yield from _foreign()
 
 
@@ -234,6 +263,12 @@ def _foreign() -> Iterator[Case]:
 
 
 RATIOS = (
+    *(
+        Ratio(case.name, f"{case.row.partition(',')[0]}/{case.workload}", 0.5)
+        for case in cases()
+        # A compressed answer costs what it costs to compress it.
+        if case.mode is not PLAIN and case.name != "JSON, gzip out/W2"
+    ),
     Ratio("gRPC/W1", "gRPC, grpcio constant/W1", 2.2),
     Ratio("gRPC/W2", "gRPC, grpcio constant/W2", 1.3),
     Ratio("gRPC/W3", "gRPC, grpcio constant/W3", 0.7),

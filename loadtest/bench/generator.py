@@ -45,6 +45,8 @@ class Ask:
     bodies: Sequence[bytes]
     expected: Sequence[int]
     headers: Sequence[Sequence[tuple[str, str]]]
+    is_gzipped: bool = False
+    is_tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,9 @@ def _start(
 ) -> subprocess.Popen[str]:
     body = ask.bodies[number]
     file = folder / f"body{number}"
-    file.write_bytes(framed(body) if ask.is_grpc else body)
-    url, headers = f"http://127.0.0.1:{port}{ask.path}", dict(ask.headers[number])
+    file.write_bytes(framed(body, flag=int(ask.is_gzipped)) if ask.is_grpc else body)
+    scheme = "https" if ask.is_tls else "http"
+    url, headers = f"{scheme}://127.0.0.1:{port}{ask.path}", dict(ask.headers[number])
     command = h2load(url, file, is_grpc=ask.is_grpc, headers=headers, connections=connections, streams=streams)
     command += [f"--duration={round((seconds + _AFTER_S) * 1000)}ms", f"--log-file={folder / f'log{number}'}"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

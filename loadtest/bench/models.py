@@ -23,7 +23,7 @@ import numpy as np
 from loadtest.bench.workloads import FULL, LOOKUP, PREDICT, SMALL, TINY, Arrays, Data, key_of
 from loadtest.foreign.module_models import ITEMS, TAGS, USERS, peer
 from loadtest.live_server import ROOT
-from loadtest.swap.model import sorted_table, tensor_entry
+from tests.toy_model import INDEX, MANIFEST, SHARD, bundle_index
 
 # The size "quick" has small tables, because adopting tables of full size takes minutes.
 SIZES = {"full": FULL, "quick": replace(FULL, tables=SMALL.tables), "small": SMALL, "tiny": TINY}
@@ -137,8 +137,6 @@ def _save(data: Data, target: Path, names: tuple[str, ...]) -> None:
 
 
 TABLES = {"user": (30_000_000, 64), "item": (9_000_000, 64), "tag": (50_000, 32)}
-_DATA, _INDEX = "variables/variables.data-00000-of-00001", "variables/variables.index"
-_MANIFEST = "assets.extra/lookup_manifest.json"
 
 
 def write_large_model(small: Path, target: Path, tables: Mapping[str, tuple[int, int]] = TABLES) -> None:
@@ -148,36 +146,25 @@ def write_large_model(small: Path, target: Path, tables: Mapping[str, tuple[int,
       small: an exported version folder with tables of the same names.
     """
     shutil.copytree(small, target, ignore=shutil.ignore_patterns("variables.*"))
-    manifest = json.loads((small / _MANIFEST).read_text())
-    offset = 0
-    with (target / _DATA).open("wb") as file:
+    manifest = json.loads((small / MANIFEST).read_text())
+    offset, tensors = 0, {}
+    with (target / SHARD).open("wb") as file:
         for name, (rows, dim) in tables.items():
             entry = manifest["tables"][name]
-            entry |= {"vocabulary_size": rows, "offset": offset, "nbytes": rows * dim * 4, "crc32c": 0, "file": _DATA}
+            where = {"offset": offset, "nbytes": rows * dim * 4, "crc32c": 0}
+            entry |= {"vocabulary_size": rows, "file": SHARD.as_posix(), **where}
+            tensors[entry["variable"]] = ("float32", (rows, dim), where)
             for row in written_rows(rows):
                 file.seek(offset + row * dim * 4)
                 file.write(row_of(name, row, dim).tobytes())
             offset += entry["nbytes"]
         file.truncate(offset)
-    _write_index(target, manifest)
+    (target / INDEX).write_bytes(bundle_index(tensors))
     paths = [path for path in target.rglob("*") if path.is_file()]
     sizes = {path.relative_to(target).as_posix(): path.stat().st_size for path in paths}
-    sizes.pop(_MANIFEST, None)
+    sizes.pop(MANIFEST.as_posix(), None)
     manifest["files"] = sizes
-    (target / _MANIFEST).write_text(json.dumps(manifest))
-
-
-def _write_index(target: Path, manifest: dict[str, Any]) -> None:
-    entries = {
-        entry["variable"].encode(): tensor_entry(
-            (entry["vocabulary_size"], entry["embedding_dim"]),
-            offset=entry["offset"],
-            nbytes=entry["nbytes"],
-            crc32c=entry["crc32c"],
-        )
-        for entry in manifest["tables"].values()
-    }
-    (target / _INDEX).write_bytes(sorted_table({b"": b"\x08\x01", **entries}))
+    (target / MANIFEST).write_text(json.dumps(manifest))
 
 
 def written_rows(rows: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from loadtest.bench.cases import RATIOS, Ratio
 from loadtest.bench.rounds import Measured
 from loadtest.bench.workloads import WORKLOADS
-from loadtest.live_server import ROOT
+from loadtest.live_server import ROOT, header, row
 
 BEGIN, END = "<!-- begin: written by `make bench` -->", "<!-- end -->"
 
@@ -28,32 +28,29 @@ def tables(measured: Sequence[Measured], extra: Sequence[str] = ()) -> str:
     """Returns the rates and their ratios as Markdown tables; extra: lines to append to the table of ratios."""
     by_name = {m.case.name: m for m in measured}
     rows = list(dict.fromkeys(m.case.row for m in measured))
-    lines = ["| requests/s | " + " | ".join(WORKLOADS) + " |", "|---" * (len(WORKLOADS) + 1) + "|"]
-    for row in rows:
-        found = [by_name.get(f"{row}/{workload}") for workload in WORKLOADS]
-        cells = [f"{median(m, 'requests_per_s'):,.0f}" if m else "" for m in found]
-        lines.append(f"| {row} | " + " | ".join(cells) + " |")
-    lines += ["", "| ratio | at least | measured | |", "|---|---|---|---|"]
+    lines = [header("requests/s", *WORKLOADS)]
+    for name in rows:
+        found = [by_name.get(f"{name}/{workload}") for workload in WORKLOADS]
+        lines.append(row(name, *(f"{median(m, 'requests_per_s'):,.0f}" if m else "" for m in found)))
+    lines += ["", header("ratio", "at least", "measured", "")]
     for ratio in RATIOS:
         value = ratio_of(ratio, by_name)
         if value is not None:
             word = "met" if value >= ratio.at_least else "NOT MET"
-            lines.append(f"| {ratio.of} over {ratio.over} | {ratio.at_least} | {value:.2f} | {word} |")
+            lines.append(row(f"{ratio.of} over {ratio.over}", ratio.at_least, f"{value:.2f}", word))
     return "\n".join([*lines, *extra])
 
 
 def costs(measured: Sequence[Measured]) -> str:
     """Returns the times, processor time and memory of each case as a Markdown table, which no document has."""
-    lines = ["| case | p50 ms | p99 ms | server CPU us/request | spread | generator's core | PSS MiB | private MiB |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    names = ("p50 ms", "p99 ms", "server CPU us/request", "spread", "generator's core", "PSS MiB", "private MiB")
+    lines = [header("case", *names)]
     for m in measured:
         rates = [shot.requests_per_s for shot in m.shots]
         spread = (max(rates) - min(rates)) / statistics.median(rates)
-        lines.append(
-            f"| {m.case.name} | {median(m, 'p50_ms'):.3g} | {median(m, 'p99_ms'):.3g} "
-            f"| {median(m, 'server_cpu_us'):.1f} | {spread:.0%} | {median(m, 'busy'):.0%} "
-            f"| {m.held.pss_mib:.0f} | {m.held.private_mib:.0f} |"
-        )
+        times = (f"{median(m, 'p50_ms'):.3g}", f"{median(m, 'p99_ms'):.3g}", f"{median(m, 'server_cpu_us'):.1f}")
+        memory = (f"{m.held.pss_mib:.0f}", f"{m.held.private_mib:.0f}")
+        lines.append(row(m.case.name, *times, f"{spread:.0%}", f"{median(m, 'busy'):.0%}", *memory))
     return "\n".join(lines)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import os
 import shutil
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,10 +14,10 @@ from pathlib import Path
 
 import grpc
 
-from loadtest.bench.cases import NEED_CARGO, Case, Server, bound_to, cpu_s, memory, start, tree
+from loadtest.bench.cases import NEED_CARGO, PLAIN, Case, Mode, Server, bound_to, start, write_mode_files
 from loadtest.bench.generator import Ask, Shot, drive
-from loadtest.bench.workloads import Arrays, Data, check, grpc_answer, json_answer
-from loadtest.live_server import Held
+from loadtest.bench.workloads import Arrays, Data, Encoded, check, grpc_answer, json_answer
+from loadtest.live_server import Held, client_context, cpu_s, held_by
 
 _WARM_SHARE = 0.2
 
@@ -70,6 +72,8 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
     """Starts the servers of the benchmark's cases, and yields them when all are ready; stops them at the end."""
     servers: dict[str, Server] = {}
     everything = frozenset(os.sched_getaffinity(0))
+    if moded := [case for case in wanted if case.mode is not PLAIN]:
+        write_mode_files(place(moded[0]).folder)
     try:
         for case in wanted:
             if case.server not in servers:
@@ -90,7 +94,6 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
 def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callable[[str], None]) -> list[Measured]:
     """Measures the benchmark's cases in turn in each round; raises AssertionError or LoadError at a wrong answer."""
     with running(wanted, place, options) as servers:
-        pids = {name: tree(server.pid) for name, server in servers.items()}
         asks = {case.name: ask_of(case, place(case).data, servers[case.server]) for case in wanted}
         shots: dict[str, list[Shot]] = {case.name: [] for case in wanted}
         held: dict[str, Held] = {}
@@ -106,10 +109,10 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
                         streams=options.streams if case.wire.is_grpc else 1,
                         seconds=options.seconds,
                         warm_s=_WARM_SHARE * options.seconds,
-                        server_cpu_s=lambda case=case: cpu_s(pids[case.server]),
+                        server_cpu_s=lambda case=case: cpu_s(servers[case.server].pid),
                     )
                 shots[case.name].append(shot)
-                held[case.name] = memory(pids[case.server])
+                held[case.name] = held_by(server.pid)
                 say(f"round {number + 1} {case.name}: {shot.requests_per_s:.0f}/s")
         # After the last round, one more answer of each case is checked.
         for case in wanted:
@@ -121,38 +124,57 @@ def ask_of(case: Case, data: Data, server: Server) -> Ask:
     """Sends each variant of a request once, compares answers with numpy's, and returns the requests to load with."""
     requests = data.requests(case.workload)
     path = case.path or case.wire.path(case.workload)
-    encoded = [case.wire.encode(case.workload, inputs) for inputs in requests]
-    port = server.port(is_grpc=case.wire.is_grpc)
-    call = _call_grpc if case.wire.is_grpc else _call_http
+    plain = [case.wire.encode(case.workload, inputs) for inputs in requests]
+    is_grpc = case.wire.is_grpc
+    sent = [case.mode.encoded(encoded, is_grpc=is_grpc) for encoded in plain]
+    answers = (_call_grpc if is_grpc else _call_http)(server.port(is_grpc=is_grpc), path, case.mode, plain, sent)
     sizes = []
-    for inputs, (body, answer) in zip(requests, call(port, path, encoded), strict=True):
-        sizes.append(len(body))
+    for inputs, (nbytes, body, headers) in zip(requests, answers, strict=True):
+        sizes.append(nbytes)
         # A baseline server answers each request with the right answer to the first variant of the workload's request.
         wanted = data.expected(case.workload, requests[0] if case.is_constant else inputs)
-        found: Arrays = case.wire.decode(body, answer)
+        found: Arrays = case.wire.decode(body, headers)
         try:
             check(found, wanted, exact=case.workload != "W5")
         except AssertionError as error:
             raise AssertionError(f"{case.name}: {error}") from error
-    return Ask(case.wire.is_grpc, path, [body for body, _ in encoded], sizes, [headers for _, headers in encoded])
+    bodies, headers = zip(*sent, strict=True)
+    return Ask(is_grpc, path, bodies, sizes, headers, is_gzipped=case.mode.gzips, is_tls=case.mode.is_tls)
 
 
-def _call_grpc(port: int, path: str, encoded: list[tuple[bytes, tuple]]) -> Iterator[tuple[bytes, dict[str, str]]]:
-    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.max_receive_message_length", -1)]) as channel:
+# Number of bytes of an answer as it was sent, the answer, and its headers.
+_Answers = Iterator[tuple[int, bytes, dict[str, str]]]
+
+
+def _call_grpc(port: int, path: str, mode: Mode, plain: list[Encoded], _sent: list[Encoded]) -> _Answers:
+    options = [("grpc.max_receive_message_length", -1), ("grpc.ssl_target_name_override", "localhost")]
+    address = f"127.0.0.1:{port}"
+    if mode.is_tls:
+        certificate = ssl.get_server_certificate(("127.0.0.1", port)).encode()
+        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options)
+    else:
+        channel = grpc.insecure_channel(address, options)
+    with channel:
         method = channel.unary_unary(path)
-        for body, _ in encoded:
-            yield method(body, timeout=60), {}
+        compression = grpc.Compression.Gzip if mode.gzips else None
+        for body, _ in plain:
+            answer = method(body, timeout=60, metadata=mode.headers, compression=compression)
+            yield len(answer), answer, {}
 
 
-def _call_http(port: int, path: str, encoded: list[tuple[bytes, tuple]]) -> Iterator[tuple[bytes, dict[str, str]]]:
+def _call_http(port: int, path: str, mode: Mode, _plain: list[Encoded], sent: list[Encoded]) -> _Answers:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    if mode.is_tls:
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=client_context())
     try:
-        for body, headers in encoded:
+        for body, headers in sent:
             connection.request("POST", path, body, dict(headers))
             answer = connection.getresponse()
             content = answer.read()
             if answer.status != 200:
                 raise AssertionError(f"{path} answered {answer.status}: {content[:200]!r}")
-            yield content, {name.lower(): value for name, value in answer.getheaders()}
+            is_gzipped = answer.getheader("content-encoding") == "gzip"
+            fields = {name.lower(): value for name, value in answer.getheaders()}
+            yield len(content), gzip.decompress(content) if is_gzipped else content, fields
     finally:
         connection.close()

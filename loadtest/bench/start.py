@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.bench.cases import Service, cpu_s, memory, tree
+from loadtest.bench.cases import Service
 from loadtest.bench.models import TABLES, large_request, prepared, write_large_model
 from loadtest.bench.workloads import LOOKUP, MODEL, TINY
-from loadtest.live_server import Held, exchange
+from loadtest.live_server import Held, cpu_s, exchange, held_by
 
 AT_MOST_S = 1.0
 _PATIENCE_S = 120.0
@@ -58,14 +58,11 @@ def measure_starts(folder: Path, rounds: int, flags: Sequence[str] = ()) -> Star
     for target, tables in ((small, TINY.tables), (large, TABLES)):
         if not (target / "1").exists():
             write_large_model(models / "model" / "1", target / "1", tables)
-    times: dict[Path, list[tuple[float, float]]] = {small: [], large: []}
-    held = Held(0, 0, 0)
-    for _ in range(rounds):
-        for target, tables in ((small, TINY.tables), (large, TABLES)):
-            seconds, used_s, held = _first_answer(target, tables, flags)
-            times[target].append((seconds, used_s))
-    columns = [tuple(pair[i] for pair in times[target]) for i in (0, 1) for target in (small, large)]
-    return Starts(*columns, held)
+    rows = [
+        (*_first_answer(small, TINY.tables, flags)[:2], *_first_answer(large, TABLES, flags)) for _ in range(rounds)
+    ]
+    small_s, small_cpu_s, large_s, large_cpu_s, held = zip(*rows, strict=True)
+    return Starts(small_s, large_s, small_cpu_s, large_cpu_s, held[-1])
 
 
 def _first_answer(base: Path, tables: Any, flags: Sequence[str]) -> tuple[float, float, Held]:
@@ -78,7 +75,7 @@ def _first_answer(base: Path, tables: Any, flags: Sequence[str]) -> tuple[float,
         address = f"127.0.0.1:{server.port(is_grpc=False)}"
         while True:
             status, answer = exchange(address, f"/v1/models/{MODEL}:{LOOKUP}", body, timeout_s=_PATIENCE_S)
-            seconds, used_s = time.perf_counter() - started_s, cpu_s(tree(server.pid))
+            seconds, used_s = time.perf_counter() - started_s, cpu_s(server.pid)
             if status == 200 or seconds > _PATIENCE_S:
                 break
             time.sleep(0.002)
@@ -87,6 +84,6 @@ def _first_answer(base: Path, tables: Any, flags: Sequence[str]) -> tuple[float,
         found = json.loads(answer)["embeddings"]
         for name, rows in expected.items():
             np.testing.assert_array_equal(np.array(found[name], np.float32), rows)
-        return seconds, used_s, memory(tree(server.pid))
+        return seconds, used_s, held_by(server.pid)
     finally:
         server.stop()

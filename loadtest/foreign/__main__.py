@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 # TensorFlow's C++ code then logs fatal errors only, not the processor's features and its sessions.
@@ -17,6 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from loadtest.foreign.models import ForeignModel, all_models, model_named
 from loadtest.foreign.module_models import GOLDEN_VARIABLE
+from loadtest.live_server import header, say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,26 +39,27 @@ def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Names
     sys.stderr.write(f"building and adopting {len(models)} models\n")
     # These modules import TensorFlow, so they are imported only after the arguments were checked.
     from loadtest.foreign.campaign import Plan, run
-    from loadtest.foreign.report import details, header, random_summary, row, summary
+    from loadtest.foreign.report import COLUMNS, findings, row_of, summary, verdict
 
     seconds = 0.0 if arguments.skip_speed else arguments.seconds
     plan = Plan(arguments.requests, seconds, arguments.rounds, arguments.scale, arguments.together)
-    sys.stdout.write(header() + "\n")
+    say(header(*COLUMNS))
     results = []
     for result in run(models, folder, plan):
         results.append(result)
-        sys.stdout.write(row(result) + "\n")
-        sys.stdout.flush()
+        say(row_of(result))
         if arguments.json:
             # The file of results is written after each model, so that results remain if a long run is stopped.
-            arguments.json.write_text(json.dumps([found.as_json() for found in results], indent=1) + "\n")
-    if arguments.random:
-        again = f"python -m loadtest.foreign --random 1 --seed {arguments.seed} --requests {arguments.requests} --only"
-        lines = random_summary(results, lambda name: f"{again} {name.rpartition('_')[2]}")
-        sys.stdout.write("\n" + "".join(f"{line}\n" for line in lines))
-    else:
-        sys.stdout.write("\n" + "".join(f"- {line}\n" for line in details(results)) + f"\n{summary(results)}\n")
-    return 0 if all(result.is_exact or result.is_skipped for result in results) else 1
+            arguments.json.write_text(json.dumps([asdict(found) for found in results], indent=1, default=str) + "\n")
+    for result in results:
+        for line in findings(result):
+            say(line)
+        if arguments.random and verdict(result) != "equal":
+            number = result.name.rpartition("_")[2]
+            again = f"--random 1 --seed {arguments.seed} --requests {arguments.requests} --only {number}"
+            say(f"    python -m loadtest.foreign {again}")
+    say(f"\n{summary(results)}")
+    return 0 if {verdict(result) for result in results} <= {"equal", "skipped"} else 1
 
 
 def _chosen(patterns: Sequence[str]) -> list[ForeignModel]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -40,9 +39,6 @@ class Speed:
     @property
     def ratio(self) -> float | None:
         return self.adopted / self.original if self.original else None
-
-    def as_json(self) -> dict[str, Any]:
-        return {"adopted": self.adopted, "original": self.original, "ratio": self.ratio, "reason": self.reason}
 
 
 def measure(
@@ -140,14 +136,6 @@ class SignatureResult:
     original: dict[str, Tally] = field(default_factory=dict)
     speed: dict[str, Speed] = field(default_factory=dict)
 
-    def tallies(self, side: str) -> dict[str, Tally]:
-        """Returns the tallies by wire of the "adopted" or the "original" version."""
-        return self.adopted if side == "adopted" else self.original
-
-    def as_json(self) -> dict[str, Any]:
-        kinds = {"adopted": self.adopted, "original": self.original, "speed": self.speed}
-        return {key: {wire: found.as_json() for wire, found in wires.items()} for key, wires in kinds.items()}
-
 
 @dataclass(slots=True)
 class ModelResult:
@@ -178,21 +166,6 @@ class ModelResult:
             and all(tally.equal == tally.asked for tally in tallies)
         )
 
-    def as_json(self) -> dict[str, Any]:
-        adopted = self.adopted
-        return {
-            "name": self.name,
-            "words": self.words,
-            "fault": self.fault,
-            "adopted": bool(adopted and adopted.version),
-            "not_adopted_because": adopted.reason if adopted else "",
-            "adopt_seconds": adopted.seconds if adopted else 0.0,
-            "not_compared": self.not_compared,
-            "runs": adopted.runs if adopted else {},
-            "signatures": {name: found.as_json() for name, found in self.signatures.items()},
-            "seconds": self.seconds,
-        }
-
 
 def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[ModelResult]:
     """Tests foreign models in groups, and yields each model's results; if a model fails, its result has the reason.
@@ -213,7 +186,8 @@ def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[Mo
             not plan.times_adoption or bool(words[name]) and zlib.crc32(name.encode()) % _TIMED_SHARE != 0
         ),
     )
-    yield from (_not_adopted(model, adopted[model.name]) for model in waiting if _is_refused(model, adopted))
+    refused = [model for model in waiting if _is_refused(model, adopted)]
+    yield from (ModelResult(model.name, adopted=adopted[model.name], words=model.words) for model in refused)
     waiting = [model for model in waiting if not _is_refused(model, adopted)]
     while waiting:
         group = waiting[: plan.together]
@@ -240,10 +214,6 @@ def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[Mo
 def _is_refused(model: ForeignModel, adopted: Mapping[str, Adopted]) -> bool:
     # The original of a random model is not served, so nothing is left to compare.
     return bool(model.words) and not adopted[model.name].version
-
-
-def _not_adopted(model: ForeignModel, adopted: Adopted) -> ModelResult:
-    return ModelResult(model.name, adopted=adopted, words=model.words)
 
 
 def _run_one(
@@ -292,7 +262,7 @@ def _ask_servers(
             asked = Asked(model.name, name, draws[name], lambda tensors, name=name: reference.predict(name, tensors))
             for tensors, expected, is_rest in asked.requests(plan.requests, rest_share):
                 for side, pair in wires.items():
-                    asked.compare(found.tallies(side), pair, tensors, expected, is_rest=is_rest)
+                    asked.compare(getattr(found, side), pair, tensors, expected, is_rest=is_rest)
             valid = [expect(reference, name, tensors) for tensors in draws[name].of_rows(NUM_ROWS, _NUM_VALID)]
             refusals = [answer for answer in valid if isinstance(answer, Refused)]
             # If TensorFlow refused most valid requests, nothing would have been compared. It may refuse a few:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -42,7 +40,7 @@ class Tally:
     asked: int = 0
     refused: int = 0
     max_ulp: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, int] = field(default_factory=dict)
     example: str = ""
 
     def add(self, reason: str, ulp: int = 0, example: str = "") -> None:
@@ -54,17 +52,7 @@ class Tally:
         self.max_ulp = max(self.max_ulp, ulp)
         short = reason[:_REASON_CHARS]
         if short and (short in self.reasons or len(self.reasons) < _MOST_REASONS):
-            self.reasons[short] += 1
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "equal": self.equal,
-            "asked": self.asked,
-            "refused": self.refused,
-            "max_ulp": self.max_ulp,
-            "reasons": dict(self.reasons),
-            "example": self.example,
-        }
+            self.reasons[short] = self.reasons.get(short, 0) + 1
 
 
 def compare(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -107,9 +107,7 @@ class Kind:
     has_ids: whether the input can hold an id outside the table.
     """
 
-    @property
-    def has_ids(self) -> bool:
-        return False
+    has_ids: ClassVar[bool] = False
 
     def judged(self, name: str, is_answered: Callable[[Mapping[str, Key]], bool]) -> Kind:
         return self
@@ -130,9 +128,7 @@ class Ids(Kind):
     size: int
     low: int = 0
 
-    @property
-    def has_ids(self) -> bool:
-        return True
+    has_ids: ClassVar[bool] = True
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
         shape = draw.shape(specs[name])
@@ -147,9 +143,7 @@ class Padded(Kind):
     size: int
     padding: int
 
-    @property
-    def has_ids(self) -> bool:
-        return True
+    has_ids: ClassVar[bool] = True
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
         shape = draw.shape(specs[name])
@@ -161,59 +155,45 @@ class Padded(Kind):
         return {name: ids.astype(specs[name].dtype)}
 
 
-@dataclass(frozen=True, slots=True)
-class Ragged(Kind):
-    """Kind of an input of ragged ids, [N]. splits, lengths, rowids, num_rows, weights: names of further inputs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows(Kind):
+    """Kind of an input of the ids of all rows, [N]. The fields name further inputs, which say each id's row."""
 
-    size: int
     splits: str = ""
     lengths: str = ""
     rowids: str = ""
     num_rows: str = ""
+    indices: str = ""
+    dense_shape: str = ""
     weights: str = ""
 
-    @property
-    def has_ids(self) -> bool:
-        return True
-
-    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
+    def drawn_rows(self, specs: Mapping[str, InputSpec], draw: Draw) -> tuple[int, Tensors]:
+        """Returns a random number of ids, and the further inputs for so many."""
         lengths = draw.row_lengths()
-        total = int(lengths.sum())
+        columns = np.concatenate([np.arange(n) for n in [0, *lengths]])
+        rowids = np.repeat(np.arange(len(lengths)), lengths)
         found = {
-            name: draw.ids(name, 0, self.size, total),
             self.splits: np.cumsum([0, *lengths]),
             self.lengths: lengths,
-            self.rowids: np.repeat(np.arange(len(lengths)), lengths),
+            self.rowids: rowids,
             self.num_rows: np.array(len(lengths)),
-            self.weights: _weights(draw, total),
+            self.indices: np.stack([rowids, columns], 1).reshape(-1, 2),
+            self.dense_shape: np.array([len(lengths), max(1, lengths.max(initial=0))]),
+            self.weights: _weights(draw, len(rowids)),
         }
-        return {key: array.astype(specs[key].dtype) for key, array in found.items() if key in specs}
+        return len(rowids), {name: array.astype(specs[name].dtype) for name, array in found.items() if name in specs}
 
 
 @dataclass(frozen=True, slots=True)
-class Sparse(Kind):
-    """Kind of an input with a sparse tensor's ids. Its indices [N, 2], dense shape [2] and weights are other inputs."""
+class Ragged(Rows):
+    """Kind of an input of ragged or sparse ids of a table."""
 
     size: int
-    indices: str
-    dense_shape: str
-    weights: str = ""
-
-    @property
-    def has_ids(self) -> bool:
-        return True
+    has_ids: ClassVar[bool] = True
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        lengths = draw.row_lengths()
-        total = int(lengths.sum())
-        columns = np.concatenate([np.arange(n) for n in [0, *lengths]])
-        found = {
-            name: draw.ids(name, 0, self.size, total),
-            self.indices: np.stack([np.repeat(np.arange(len(lengths)), lengths), columns], 1).reshape(-1, 2),
-            self.dense_shape: np.array([len(lengths), max(1, lengths.max(initial=0))]),
-            self.weights: _weights(draw, total),
-        }
-        return {key: array.astype(specs[key].dtype) for key, array in found.items() if key in specs}
+        total, more = self.drawn_rows(specs, draw)
+        return {name: draw.ids(name, 0, self.size, total).astype(specs[name].dtype), **more}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,19 +211,6 @@ class Words(Kind):
         replaced = draw.rng.random(count) < draw.rng.choice([0, 0.1, 0.5])
         words[replaced] = draw.rng.choice(unknown, int(replaced.sum()))
         return {name: words.reshape(shape)}
-
-
-@dataclass(frozen=True, slots=True)
-class Keys(Kind):
-    """Kind of an input of integer keys: 10, 20, ... 10 * size are in the vocabulary; some other keys are not."""
-
-    size: int
-
-    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        shape = draw.shape(specs[name])
-        keys = (draw.ids("", 1, self.size, int(np.prod(shape))) * 10).reshape(shape)
-        replaced = draw.rng.random(shape) < draw.rng.choice([0, 0.1, 0.5])
-        return {name: np.where(replaced, keys + draw.rng.integers(-10, 5, shape), keys).astype(specs[name].dtype)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,18 +271,14 @@ def edge_keys(keys: Iterable[Key], dtype: str) -> tuple[Key, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Edges(Kind):
+class Edges(Rows):
     """Kind of an input of keys that were chosen one by one; the input may have any shape, or be ragged or sparse.
 
-    keys: the keys. splits, indices, dense_shape, weights: names of further inputs, as of Ragged and Sparse.
+    keys: the keys.
     good, bad: the keys that TensorFlow answers and refuses, which judged() finds.
     """
 
     keys: tuple[Key, ...]
-    splits: str = ""
-    indices: str = ""
-    dense_shape: str = ""
-    weights: str = ""
     good: tuple[Key, ...] = ()
     bad: tuple[Key, ...] = ()
 
@@ -350,16 +313,7 @@ class Edges(Kind):
         if not (self.splits or self.indices):
             shape = draw.shape(specs[name])
             return {name: _array(self.drawn(name, int(np.prod(shape)), draw), specs[name]).reshape(shape)}
-        lengths = draw.row_lengths()
-        total = int(lengths.sum())
-        columns = np.concatenate([np.arange(n) for n in [0, *lengths]])
-        found = {
-            self.splits: np.cumsum([0, *lengths]),
-            self.indices: np.stack([np.repeat(np.arange(len(lengths)), lengths), columns], 1).reshape(-1, 2),
-            self.dense_shape: np.array([len(lengths), max(1, lengths.max(initial=0))]),
-            self.weights: _weights(draw, total),
-        }
-        more = {key: array.astype(specs[key].dtype) for key, array in found.items() if key in specs}
+        total, more = self.drawn_rows(specs, draw)
         return {name: _array(self.drawn(name, total, draw), specs[name]), **more}
 
     def row(self, name: str, tensors: Tensors, number: int) -> str:

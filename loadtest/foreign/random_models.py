@@ -507,6 +507,17 @@ _PATTERNS = (
 _WORDS = (
     *(b"a", b"b", b"a_b", b"c_d", b"ab12", b"x", b"red", b"Blue", b"a.org/b", b"item_7", b"0", b"12", b"[UNK]", b"nan"),
 )
+# Dtype of keys -> masks of Keras' layer Hashing, its lookup layer, masks of that layer, and keys that the layer refuses
+# in its vocabulary: the mask, and the key of unknown ids.
+_LAYERS: dict[str, tuple[tuple[Key, ...], str, tuple[Key, ...], tuple[Key, ...]]] = {
+    "int64": ((0, -1, 7), "IntegerLookup", (0, 5), (0, -1, 5)),
+    "string": (
+        (b"", b"[PAD]", b"nan"),
+        "StringLookup",
+        (b"", b"[PAD]", b"<pad>"),
+        (b"", b"[UNK]", b"[PAD]", b"<pad>"),
+    ),
+}
 _MASKS = (b"", b"[PAD]", b"nan", b"NaN", b"-1", b"0", b"null", b"a", b"<pad>", b"unknown")
 
 
@@ -836,7 +847,7 @@ class _Composer:
 
     def _keyed_integers(self, steps: list[Step], size: int, dtype: str) -> tuple[list[Step], int]:
         if self._has_stock_layers and self._chance(0.7):
-            layer, rows = self._integer_layer(dtype)
+            layer, rows = self._layer("int64")
             return [*steps, layer], rows
         if self._chance(0.5) or dtype != "int64":
             text: list[Step] = [*steps]
@@ -871,52 +882,33 @@ class _Composer:
         return steps, size
 
     def _strings(self, steps: list[Step]) -> tuple[list[Step], int]:
-        if self._is_known:
-            return self._known_strings(steps)
-        for _ in range(int(self._chance(0.6)) if self._is_plain else self._one((0, 0, 0, 0, 0, 1, 1, 2))):
-            steps.append(self._string_step())
+        if self._is_known and self._chance(0.3):
+            steps.append(Retired(self._one(_MASKS), self._one(_WORDS)))
+        elif not self._is_known:
+            for _ in range(int(self._chance(0.6)) if self._is_plain else self._one((0, 0, 0, 0, 0, 1, 1, 2))):
+                steps.append(self._string_step())
         if self._has_stock_layers and self._chance(0.7):
-            layer, rows = self._string_layer()
+            layer, rows = self._layer("string")
             return [*steps, layer], rows
-        kind = self._rng.integers(7)
-        if kind == 0 and all(isinstance(step, AsText) for step in steps):
+        kind = int(self._chance(0.5)) if self._is_known else int(self._rng.integers(7))
+        if kind == 0 and not self._is_known and all(isinstance(step, AsText) for step in steps):
             # Text that a step has changed is seldom a number.
             size = self._rows()
             step, after = self._integer_step(size)
             return [*steps, AsNumber(), step], after
-        if kind in (1, 2):
-            keys = self._keys("string")
-            last: Step = Vocabulary(
-                keys, self._one((0, 1, 3)), self._one((0, len(keys), len(keys) - 1)), self._chance(0.3)
-            )
-            assert isinstance(last, Vocabulary)
-            rows = max(len(keys) + last.buckets, last.default + 1)
-        else:
-            rows = self._rows()
-            last = Hashed(rows, self._one(("fast",) * 6 + ("strong", "crc")))
-        if self._chance(0.35):
-            last, rows = Masked(self._one(_MASKS), 0, 1, last), rows + 1
-        if self._chance(0.15):
-            step, rows = self._integer_step(rows)
-            return [*steps, last, step], rows
-        return [*steps, last], rows
-
-    def _known_strings(self, steps: list[Step]) -> tuple[list[Step], int]:
-        if self._chance(0.3):
-            steps.append(Retired(self._one(_MASKS), self._one(_WORDS)))
-        if self._has_stock_layers and self._chance(0.7):
-            layer, rows = self._string_layer()
-            return [*steps, layer], rows
         last: Step
-        if self._chance(0.5):
+        if kind in (1, 2):
             keys = self._keys("string")
             last = Vocabulary(keys, self._one((0, 1, 3)), self._one((0, len(keys), len(keys) - 1)), self._chance(0.3))
             rows = max(len(keys) + last.buckets, last.default + 1)
         else:
             rows = self._rows()
-            last = Hashed(rows)
+            last = Hashed(rows, "fast" if self._is_known else self._one(("fast",) * 6 + ("strong", "crc")))
         if self._chance(0.35):
             last, rows = Masked(self._one(_MASKS), 0, 1, last), rows + 1
+        if not self._is_known and self._chance(0.15):
+            step, rows = self._integer_step(rows)
+            return [*steps, last, step], rows
         return [*steps, last], rows
 
     def _string_step(self) -> Step:
@@ -931,40 +923,25 @@ class _Composer:
             return Prefixed(self._one((b"user_", b"v1:", b"x")))
         return Cut(self._one((2, 3, 8)))
 
-    def _integer_layer(self, dtype: str) -> tuple[Step, int]:
+    def _layer(self, dtype: str) -> tuple[Step, int]:
+        """Returns a stock layer of Keras that maps keys to rows, and the number of rows."""
+        hashing_masks, lookup, lookup_masks, unwanted = _LAYERS[dtype]
+        options: list[tuple[str, object]]
         if self._chance(0.4):
             bins = self._rows(2)
-            options: list[tuple[str, object]] = [("num_bins", bins)]
+            options = [("num_bins", bins)]
             if self._chance(0.5):
-                options.append(("mask_value", self._one((0, -1, 7))))
+                options.append(("mask_value", self._one(hashing_masks)))
             if self._chance(0.3) and not self._is_known:
                 options.append(("salt", self._one((7, (133, 137)))))
             return KerasLayer("Hashing", tuple(options)), bins
-        # Keras wants neither the mask's key nor that of unknown ids, -1, among the others.
-        keys = tuple(key for key in self._keys("int64") if key not in (0, -1, 5)) or (101,)
+        keys = tuple(key for key in self._keys(dtype) if key not in unwanted) or (101,)
         options = [("vocabulary", keys)]
         if self._chance(0.6):
-            options.append(("mask_token", self._one((0, 5))))
+            options.append(("mask_token", self._one(lookup_masks)))
         buckets = self._one((1, 1, 2, 5))
         options.append(("num_oov_indices", buckets))
-        return KerasLayer("IntegerLookup", tuple(options)), len(keys) + buckets + 1
-
-    def _string_layer(self) -> tuple[Step, int]:
-        if self._chance(0.4):
-            bins = self._rows(2)
-            options: list[tuple[str, object]] = [("num_bins", bins)]
-            if self._chance(0.5):
-                options.append(("mask_value", self._one((b"", b"[PAD]", b"nan"))))
-            if self._chance(0.3) and not self._is_known:
-                options.append(("salt", self._one((7, (133, 137)))))
-            return KerasLayer("Hashing", tuple(options)), bins
-        keys = tuple(key for key in self._keys("string") if key not in (b"", b"[UNK]", b"[PAD]", b"<pad>"))
-        options = [("vocabulary", keys)]
-        if self._chance(0.6):
-            options.append(("mask_token", self._one((b"", b"[PAD]", b"<pad>"))))
-        buckets = self._one((1, 1, 2, 5))
-        options.append(("num_oov_indices", buckets))
-        return KerasLayer("StringLookup", tuple(options)), len(keys) + buckets + 1
+        return KerasLayer(lookup, tuple(options)), len(keys) + buckets + 1
 
     def _keys(self, dtype: str) -> tuple[Key, ...]:
         count = int(2 ** self._rng.uniform(1, 10))

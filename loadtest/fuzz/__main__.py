@@ -38,6 +38,7 @@ def main() -> int:
     """Sends the requests of all chosen wires; returns 1 if the server reacted wrongly to one."""
     parser = _parser()
     options = parser.parse_args()
+    options.certificate = None
     wires = options.wires.split(",")
     with ExitStack() as stack:
         flags = list(options.server_flags)
@@ -48,6 +49,7 @@ def main() -> int:
             if config is None:
                 parser.error("--tls needs the program openssl")
             flags += server_flags(config)
+            options.certificate = config.with_name("cert.pem")
         server, _ = stack.enter_context(served_model(options.model_base_path, options.model_name, flags))
         say(f"seed {options.seed}; the server at the start: {server.held()}")
         failed = [wire for wire in wires if not _attack(wire, server, options)]
@@ -70,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=int, help="send the request of this number alone")
     parser.add_argument("--wires", default=",".join(_WIRES), help="which, comma-separated (default: %(default)s)")
     parser.add_argument("--tls", action="store_true", help=f"for {' and '.join(_TLS_WIRES)}: connect with TLS")
-    parser.add_argument("--connections", type=int, default=4, help="requests in flight (default: %(default)s)")
+    parser.add_argument("--connections", type=int, default=8, help="requests in flight (default: %(default)s)")
     parser.add_argument(
         "--max_growth_mib", type=float, default=64.0, help="when requests are repeated (default: %(default)s)"
     )
@@ -85,8 +87,8 @@ def _attack(wire: str, server: LiveServer, options: argparse.Namespace) -> bool:
         return run_schemathesis(server.http, **options_of_it) == 0
     model = ask(server.http, options.model_name)
     kinds: dict[str, tuple[Callable[[str, ServedModel, int], Wire], str]] = {
-        "grpc": (partial(GrpcWire, is_tls=options.tls), server.grpc),
-        "http": (partial(HttpWire, is_tls=options.tls), server.http),
+        "grpc": (partial(GrpcWire, certificate=options.certificate), server.grpc),
+        "http": (partial(HttpWire, certificate=options.certificate), server.http),
         "reload": (partial(GrpcWire, only=RELOAD), server.grpc),
     }
     kind, address = kinds[wire]

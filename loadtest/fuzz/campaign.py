@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import threading
 import time
 from collections import Counter
@@ -63,13 +62,12 @@ class Campaign:
             try:
                 while self.problems < _ENOUGH:
                     with lock:
-                        chunk = list(itertools.islice(waiting, wire.batch))
-                    if not chunk:
+                        number = next(waiting, None)
+                    if number is None:
                         return
-                    found = wire.send_all(chunk)
+                    sent = wire.send(number)
                     with lock:
-                        for number, sent in found:
-                            self._count(sent, number, seed)
+                        self._count(sent, number, seed)
             except Exception as error:
                 # Count the fuzzer's own failure as a problem: otherwise the run would end early and look successful.
                 with lock:

@@ -32,6 +32,12 @@ def mutated(source: Random, seeds: Sequence[bytes]) -> bytes:
     return data
 
 
+def mutated_binary(source: Random, head: bytes, tensors: bytes) -> tuple[bytes, bytes]:
+    """Mutates a body's JSON, its binary tensors, or both."""
+    which = source.randrange(3)
+    return mutated(source, [head]) if which else head, mutated(source, [tensors]) if which != 1 else tensors
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One field of a protobuf message: data[start:body] is its tag and length, data[body:end] its value."""

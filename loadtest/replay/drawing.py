@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 from google.protobuf import json_format
 
-from loadtest.fuzz.mutations import mutated, mutated_json
+from loadtest.fuzz.mutations import mutated, mutated_binary, mutated_json
 from loadtest.model_samples import DTYPES, ServedModel, Signature
 from loadtest.replay.requests import BINARY_HEADER, Request, of_call
 from loadtest.wire import framed, message_class
@@ -511,10 +511,7 @@ def _mutated(rng: Random, request: Request) -> Request:
         return replace(request, body=framed(mutated(rng, [request.body[5:]])))
     length = dict(request.headers).get(BINARY_HEADER)
     if length is not None:
-        head, tensors = request.body[: int(length)], request.body[int(length) :]
-        which = rng.randrange(3)
-        head = mutated(rng, [head]) if which else head
-        tensors = mutated(rng, [tensors]) if which != 1 else tensors
+        head, tensors = mutated_binary(rng, request.body[: int(length)], request.body[int(length) :])
         return replace(request, body=head + tensors, headers=((BINARY_HEADER, str(len(head))),))
     try:
         document = json.loads(request.body)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from loadtest.live_server import header, row, say
 from loadtest.network_hosts import can_make_hosts
 from loadtest.replicas.fleet import FAULTS, Fleet, balancers, fleet, roll_out_version, rolling_restart
 from loadtest.replicas.load import PERIOD_S, Load, Tally
@@ -74,19 +75,14 @@ def main() -> int:
         for wire, tally in tallies.items():
             num_requests = len(tally.seconds) + tally.failed
             bad += tally.wrong + (tally.failed if fault in _PLANNED else 0)
-            sys.stdout.write(
-                f"| {balancer} | {fault} | {wire} | {num_requests} | {tally.failed} | {tally.wrong} "
-                f"| {tally.recovery_s:.1f} | {tally.quantile_ms(0.5):.1f} | {tally.quantile_ms(0.99):.1f} "
-                f"| {tally.quantile_ms(1):.0f} |\n"
-            )
+            times = [f"{tally.quantile_ms(q):.1f}" for q in (0.5, 0.99, 1)]
+            counts = (num_requests, tally.failed, tally.wrong, f"{tally.recovery_s:.1f}")
+            say(row(balancer, fault, wire, *counts, *times))
             for why, count in tally.why.most_common():
                 sys.stderr.write(f"    {count} x {why}\n")
-        sys.stdout.flush()
 
-    sys.stdout.write(
-        "| Balancer | Fault | Wire | Requests | Failed | Wrong | Recovery s | p50 ms | p99 ms | Longest ms |\n"
-        "|---|---|---|---|---|---|---|---|---|---|\n"
-    )
+    counted = ("Requests", "Failed", "Wrong", "Recovery s")
+    say(header("Balancer", "Fault", "Wire", *counted, "p50 ms", "p99 ms", "Longest ms"))
     for balancer in options.balancers.split(","):
         run([by_name[name] for name in options.faults.split(",")], balancer, options.seconds, show)
     return int(bad > 0)

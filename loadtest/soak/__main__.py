@@ -11,7 +11,6 @@ the server logged an error or ended. Ctrl-C ends the run with a report so far.
 from __future__ import annotations
 
 import argparse
-import logging
 import platform
 import shutil
 import signal
@@ -25,12 +24,11 @@ from typing import Any
 
 from loadtest.bench.models import ROOT, prepared
 from loadtest.bench.workloads import MODEL, SMALL, TINY, Data
-from loadtest.live_server import Held, LiveServer
-from loadtest.soak import load as floods
-from loadtest.soak import load as upserts
+from loadtest.live_server import LiveServer, say
+from loadtest.soak import load
 from loadtest.soak.calls import Calls
 from loadtest.soak.load import Trouble, running
-from loadtest.soak.report import Report, Sample, Tally, sampled
+from loadtest.soak.report import Report, Tally, sampled
 
 _SIZES = {"small": SMALL, "tiny": TINY}
 
@@ -57,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
         # Errors that the server logs while it stops count, too.
         report.faults = dict(server.faults)
     report.write(options.out)
-    _say(report.markdown())
-    _say(f"{'ok' if report.is_good else 'FAILED'}; all samples: {options.out / 'soak.json'}")
+    say(report.markdown())
+    say(f"{'ok' if report.is_good else 'FAILED'}; all samples: {options.out / 'soak.json'}")
     return 0 if report.is_good else 1
 
 
@@ -74,13 +72,13 @@ def _soak(
     if options.upsert_seconds:
         data = Data(_SIZES[options.sizes])
         period_s = options.upsert_seconds
-        troubles.append(lambda stop: upserts.run(server.admin, address, data, tally, stop, interval_s=period_s))
+        troubles.append(lambda stop: load.upsert(server.admin, address, data, tally, stop, interval_s=period_s))
     else:
-        _say("no rows are changed: --upsert_seconds is 0")
+        say("no rows are changed: --upsert_seconds is 0")
     if options.flood_seconds:
         rest_s = options.flood_seconds
-        troubles.append(lambda stop: floods.run(server.grpc, address, tally, stop, interval_s=rest_s))
-    _say(f"server {server.pid}: {server.held()}")
+        troubles.append(lambda stop: load.flood(server.grpc, address, tally, stop, interval_s=rest_s))
+    say(f"server {server.pid}: {server.held()}")
     start_s = time.monotonic()
     end_s = start_s + options.minutes * 60
     more: dict[str, Any] = {"rate": options.rate, "swap_s": options.swap_seconds}
@@ -106,11 +104,7 @@ def _sample(server: LiveServer, tally: Tally, report: Report, start_s: float) ->
     report.samples.append(sample)
     report.faults = dict(server.faults)
     done, failed = sum(sample.requests.values()), sum(sample.failures.values())
-    _say(f"{sample.at_s / 60:.1f} min: {done} requests, {failed} failures, p99 {sample.p99_ms:.2f} ms, {_held(sample)}")
-
-
-def _held(sample: Sample) -> Held:
-    return Held(sample.pss_mib, sample.private_mib, sample.descriptors)
+    say(f"{sample.at_s / 60:.1f} min: {done} requests, {failed} failures, p99 {sample.p99_ms:.2f} ms, {sample}")
 
 
 def _about(options: argparse.Namespace) -> dict[str, Any]:
@@ -145,10 +139,5 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _say(text: str) -> None:
-    logging.getLogger("soak").info(text)
-
-
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     sys.exit(main())

@@ -8,6 +8,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -195,34 +196,29 @@ class Calls:
         return {status.version for status in statuses if status.state == 30}
 
     def _small_over_http(self, asked: list[Asked], _channel: grpc.Channel, source: random.Random) -> str:
-        connection = http.client.HTTPConnection(self._http, timeout=_PATIENCE_S)
-        try:
+        with self._connection() as connection:
             for _ in range(4):
-                one = source.choice(asked)
-                body, headers = JSON.encode("W1", one.inputs)
-                status, answer = _post(connection, JSON.path("W1"), body, dict(headers))
-                if status != 200:
-                    raise Wrong(f"HTTP {status}: {answer[:200]!r}")
-                check(JSON.decode(answer, {}), one.expected, exact=True)
-        finally:
-            connection.close()
+                _check_post(connection, "W1", source.choice(asked))
         return "4 times 200"
 
     def _over_http(self, _channel: grpc.Channel, source: random.Random) -> str:
-        connection = http.client.HTTPConnection(self._http, timeout=_PATIENCE_S)
-        try:
-            one = source.choice(self._medium)
-            body, headers = JSON.encode("W2", one.inputs)
-            status, answer = _post(connection, JSON.path("W2"), body, dict(headers))
-            if status != 200:
-                raise Wrong(f"HTTP {status}: {answer[:200]!r}")
-            check(JSON.decode(answer, {}), one.expected, exact=True)
+        with self._connection() as connection:
+            _check_post(connection, "W2", source.choice(self._medium))
             status, answer = _post(connection, JSON.path("W2"), b'{"features": {"nobody": [1]}}', {})
             if status != 400 or "error" not in json.loads(answer):
                 raise Wrong(f"HTTP {status} to a bad request: {answer[:200]!r}")
-        finally:
-            connection.close()
         return "200 and 400"
+
+    def _connection(self) -> closing[http.client.HTTPConnection]:
+        return closing(http.client.HTTPConnection(self._http, timeout=_PATIENCE_S))
+
+
+def _check_post(connection: http.client.HTTPConnection, workload: str, asked: Asked) -> None:
+    body, headers = JSON.encode(workload, asked.inputs)
+    status, answer = _post(connection, JSON.path(workload), body, dict(headers))
+    if status != 200:
+        raise Wrong(f"HTTP {status}: {answer[:200]!r}")
+    check(JSON.decode(answer, {}), asked.expected, exact=True)
 
 
 def _post(connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:

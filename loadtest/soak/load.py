@@ -57,7 +57,7 @@ def running(
         for n in range(THREADS)
     ]
     swapper = threading.Thread(target=_swap, args=(calls, tally, stop, models, swap_s))
-    others = [threading.Thread(target=trouble, args=(stop,)) for trouble in troubles]
+    others = [threading.Thread(target=_troubled, args=(trouble, tally, stop)) for trouble in troubles]
     with calls.channel() as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=MODEL))
@@ -97,6 +97,15 @@ def _client(calls: Calls, tally: Tally, stop: threading.Event, *, number: int, r
             channel.close()
             channel, opened_s = calls.channel(), time.monotonic()
     channel.close()
+
+
+def _troubled(trouble: Trouble, tally: Tally, stop: threading.Event) -> None:
+    try:
+        trouble(stop)
+    except Exception as error:
+        # Without this, a thread that ended would look like a run without trouble.
+        tally.failed("trouble", _words(error))
+        raise
 
 
 def _words(error: Exception) -> str:
@@ -146,7 +155,8 @@ def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_
                 stop.wait(0.2)
 
 
-_FEATURE = "user"
+# The table that upserts change and floods read, and its feature.
+_TABLE = _FEATURE = "user"
 _FLOOD_S = 3.0
 # A flood that runs this many seconds longer than planned is killed, and counts as a failure.
 _OVERTIME_S = 60.0
@@ -194,7 +204,6 @@ def _attack(target: Target, name: str, pipe: Connection) -> None:
     pipe.send(True)
 
 
-_TABLE, _FEATURE = "user", "user"
 _PATIENCE_S = 30.0
 # Number of consecutive answers, each over a new connection, that must show an upserted row before the row counts as
 # seen.

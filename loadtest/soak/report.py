@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.live_server import held_by
+from loadtest.live_server import Held, header, held_by, row
 
 # Texts of failures are cut to this length. Failures after the server has ended differ only beyond it, so they count as
 # one kind of failure.
@@ -79,76 +78,14 @@ class Tally:
         return window
 
 
-@dataclass(frozen=True, slots=True)
-class HeldNow:
-    """Memory, file descriptors and threads of a server process; report.Sample describes the fields."""
-
-    pss_mib: float
-    private_mib: float
-    anonymous_mib: float
-    descriptors: int
-    deleted_maps: int
-    threads: int
-    cpu_s: float
-
-
-def held_now(pid: int) -> HeldNow:
-    """Reads the memory, descriptors and threads of a process; raises OSError if the process has ended."""
-    held = held_by(pid)
-    # In /proc/PID/stat, the process name in parentheses may hold spaces. Of the fields after it, the 12th and 13th are
-    # user and system time, and the 18th is the number of threads.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return HeldNow(
-        held.pss_mib,
-        held.private_mib,
-        _anonymous_mib(pid),
-        held.descriptors,
-        Path(f"/proc/{pid}/maps").read_text().count(" (deleted)\n"),
-        int(fields[17]),
-        (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
-    )
-
-
-def _anonymous_mib(pid: int) -> float:
-    (line,) = [line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if "Anonymous:" in line]
-    return int(line.split()[1]) / 1024
-
-
 _MAX_ROWS = 15
-_COLUMNS = (
-    *(
-        "minutes",
-        "PSS MiB",
-        "private MiB",
-        "anonymous MiB",
-        "descriptors",
-        "deleted maps",
-        "threads",
-        "CPU s",
-        "requests",
-        "failures",
-    ),
-    *("p50 ms", "p99 ms", "max ms", "sent late ms"),
-)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The server's resources at one moment, and the requests and lookup times since the previous sample.
-
-    anonymous_mib: memory that is not mapped from files. PSS and private memory vary with other processes that map the
-        same files (TensorFlow's libraries are hundreds of MiB), so growth is visible in this number.
-    deleted_maps: mapped files that were deleted, such as those of versions that were not unloaded.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample(Held):
+    """The server's resources at one moment, and the requests and lookup times since the previous sample."""
 
     at_s: float
-    pss_mib: float
-    private_mib: float
-    anonymous_mib: float
-    descriptors: int
-    deleted_maps: int
-    threads: int
-    cpu_s: float
     requests: Mapping[str, int]
     failures: Mapping[str, int]
     outcomes: Mapping[str, int]
@@ -162,8 +99,8 @@ def sampled(pid: int, at_s: float, window: Window) -> Sample:
     """Makes a Sample of a server's resources and a window's counts; raises OSError if the process has ended."""
     times = np.array(window.seconds or [0.0]) * 1e3
     return Sample(
+        **asdict(held_by(pid)),
         at_s=at_s,
-        **asdict(held_now(pid)),
         requests=dict(window.requests),
         failures=dict(window.failures),
         outcomes=dict(window.outcomes),
@@ -216,29 +153,38 @@ class Report:
     def markdown(self) -> str:
         """Returns a Markdown table of the samples, several in a row if there are many, and tables of the totals."""
         together = max(1, -(-len(self.samples) // _MAX_ROWS))
-        lines = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
+        lines: list[str] = []
         cpu_s = 0.0
         for first in range(0, len(self.samples), together):
             some = self.samples[first : first + together]
             last = some[-1]
-            cells = [f"{last.at_s / 60:.1f}", f"{last.pss_mib:.1f}", f"{last.private_mib:.1f}"]
-            cells += [f"{last.anonymous_mib:.1f}", f"{last.descriptors}", f"{last.deleted_maps}", f"{last.threads}"]
-            cells += [f"{last.cpu_s - cpu_s:.1f}"]
-            cells += [
-                str(sum(sum(s.requests.values()) for s in some)),
-                str(sum(sum(s.failures.values()) for s in some)),
-            ]
-            cells += [f"{np.median([s.p50_ms for s in some]):.2f}", f"{np.median([s.p99_ms for s in some]):.2f}"]
-            cells += [f"{max(s.max_ms for s in some):.1f}", f"{max(s.behind_ms for s in some):.0f}"]
-            lines.append(f"| {' | '.join(cells)} |")
+            cells = {
+                "minutes": f"{last.at_s / 60:.1f}",
+                "PSS MiB": f"{last.pss_mib:.1f}",
+                "private MiB": f"{last.private_mib:.1f}",
+                "anonymous MiB": f"{last.anonymous_mib:.1f}",
+                "descriptors": f"{last.descriptors}",
+                "deleted maps": f"{last.deleted_maps}",
+                "threads": f"{last.threads}",
+                "CPU s": f"{last.cpu_s - cpu_s:.1f}",
+                "requests": str(sum(sum(s.requests.values()) for s in some)),
+                "failures": str(sum(sum(s.failures.values()) for s in some)),
+                "p50 ms": f"{np.median([s.p50_ms for s in some]):.2f}",
+                "p99 ms": f"{np.median([s.p99_ms for s in some]):.2f}",
+                "max ms": f"{max(s.max_ms for s in some):.1f}",
+                "sent late ms": f"{max(s.behind_ms for s in some):.0f}",
+            }
+            if not lines:
+                lines = [header(*cells)]
+            lines.append(row(*cells.values()))
             cpu_s = last.cpu_s
         totals = self._totals()
         lines += ["", "Times are of small lookups; of samples shown together: medians, the largest maximum.", ""]
-        lines += ["| kind | requests | failures | ended |", "|---|---|---|---|"]
+        lines.append(header("kind", "requests", "failures", "ended"))
         for kind, count in sorted(totals["requests"].items()):
             outcomes = [(*k.partition(": ")[::2], n) for k, n in sorted(totals["outcomes"].items())]
             ended = [f"{outcome} {n}" for of, outcome, n in outcomes if of == kind]
-            lines.append(f"| {kind} | {count} | {totals['failures'].get(kind, 0)} | {', '.join(ended)} |")
+            lines.append(row(kind, count, totals["failures"].get(kind, 0), ", ".join(ended)))
         lines += ["", f"All: {sum(totals['requests'].values())} requests, {sum(totals['failures'].values())} failures."]
         for what, slope in self._slopes().items():
             if slope is not None:

@@ -20,8 +20,7 @@ from loadtest.attacks.__main__ import main
 from loadtest.attacks.attacker import Attacker
 from loadtest.attacks.cases import CASES
 from loadtest.attacks.measuring import Result, Victim, measure, resident_mib
-from loadtest.attacks.targets import Target, reference_of, secured, targets_of, write_callers
-from loadtest.swap.model import DIM, write_version
+from loadtest.attacks.targets import DIM, Target, reference_of, secured, targets_of, write_callers, write_version
 from tests.certificates import Authority, ssl_config
 from tests.integration.billion import refusals
 from tests.integration.h2_client import PREDICT as _PREDICT
@@ -50,7 +49,7 @@ LEFT_MIB = 64.0
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
     """Starts three servers with short timeouts for all attacks in this file: plain, with callers, and with TLS."""
     folder = tmp_path_factory.mktemp("attacked")
-    write_version(folder / "model" / "1", 1, 0)
+    write_version(folder / "model" / "1")
     (folder / "ssl.conf").write_text(ssl_config(Authority().issue()))
     names = ("stall_timeout_s", "rest_api_keep_alive_s")
     settings: dict[str, object] = dict.fromkeys(names, TIMEOUT_S) | {
@@ -187,7 +186,7 @@ def test_a_body_that_the_reference_refuses_unread_leaves_no_connection(server: S
 
 
 def test_the_memory_of_connections_that_have_closed_is_returned(tmp_path: Path) -> None:
-    write_version(tmp_path / "model" / "1", 1, 0)
+    write_version(tmp_path / "model" / "1")
     # The server counts its connections each second, so the timeout lets it count them while they are open.
     settings = {"model_base_path": tmp_path / "model", "graph_signatures": "off", "stall_timeout_s": 2.5}
     with ServerProcess(**settings) as server, contextlib.ExitStack() as stack:

@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.foreign.children import run_each
 from loadtest.foreign.comparing import Refused, Tally, compare, difference, ulps
-from loadtest.foreign.kinds import Ids, InputSpec, Kind, NoKind, Padded, Ragged, RandomRequests, Sparse, Words
+from loadtest.foreign.kinds import Ids, InputSpec, Kind, NoKind, Padded, Ragged, RandomRequests, Words
 from loadtest.foreign.models import ForeignModel, Zoo, all_models
 
 INT64, TEXT = np.dtype(np.int64), np.dtype(object)
@@ -80,7 +80,7 @@ def test_ragged_rows_are_empty_at_each_place() -> None:
 
 def test_sparse_ids_name_their_places() -> None:
     specs = {name: InputSpec(INT64, None) for name in ("v", "i", "d")}
-    for r in requests({"v": Sparse(9, indices="i", dense_shape="d")}, **specs):
+    for r in requests({"v": Ragged(9, indices="i", dense_shape="d")}, **specs):
         assert r["i"].shape == (len(r["v"]), 2)
         # The indices are sorted, distinct and within dense_shape.
         assert len(np.unique(r["i"], axis=0)) == len(r["i"])

@@ -1,1 +1,0 @@
-"""Swaps versions of gigabytes under a steady load, and measures the effect on response times and memory."""
