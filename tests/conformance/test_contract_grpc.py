@@ -57,8 +57,8 @@ def test_the_services_and_their_methods(contract_channel: grpc.Channel) -> None:
         assert sorted(method.name for method in service.method) == methods
         for method in methods:
             with pytest.raises(grpc.RpcError) as caught:
-                contract_channel.unary_unary(f"/{name}/{method}")(b"\xff", timeout=60)
-            assert caught.value.code() is not grpc.StatusCode.UNIMPLEMENTED
+                contract_channel.unary_unary(f"/{name}/{method}")(b"\xff\xff", timeout=60)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, "these bytes are no message"
 
 
 def test_health_is_always_there(contract_channel: grpc.Channel) -> None:
@@ -112,18 +112,6 @@ def test_messages_up_to_the_limit_that_is_set(flagged: ServerProcess) -> None:
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_gzip_both_ways(contract_channel: grpc.Channel) -> None:
-    call = contract_channel.unary_unary(PREDICT)
-    data, rpc = call.with_call(
-        predict_request([2.0] * 1000),
-        timeout=60,
-        compression=grpc.Compression.Gzip,
-        metadata=(("x-response-encoding", "gzip"),),
-    )
-    assert list(output(data).float_val) == [3.0] * 1000
-    assert rpc.code() is grpc.StatusCode.OK
-
-
 def test_a_unix_socket_beside_the_port(flagged: ServerProcess) -> None:
     path = flagged.wait_for_log("settings")["grpc_socket_path"]
     with grpc.insecure_channel(f"unix:{path}") as local:
@@ -147,13 +135,3 @@ def test_a_cancelled_call_ends_nothing_else(contract_channel: grpc.Channel) -> N
     waiting.cancel()
     assert over.wait(60) and waiting.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.OK)
     assert list(output(call(predict_request([2.0]), timeout=60)).float_val) == [3.0]
-
-
-@pytest.mark.parametrize(
-    "method",
-    [f"{s}/{m}" for s in SERVICES for m in SERVICES[s]],
-)
-def test_bytes_that_are_no_message(contract_channel: grpc.Channel, method: str) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        contract_channel.unary_unary(f"/{method}")(b"\xff\xff", timeout=60)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

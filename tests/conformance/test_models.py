@@ -251,8 +251,3 @@ def settled(look: Callable[[], Told], wanted: Told, *, is_now: bool) -> Told | N
             return seen
         time.sleep(0.01)
     return None
-
-
-def test_names_are_used_once() -> None:
-    names = [case["name"] for case in CASES]
-    assert sorted(names) == sorted(set(names))

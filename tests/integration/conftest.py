@@ -14,7 +14,8 @@ import pytest
 
 from loadtest.bench.models import prepared
 from tests.conftest import MakeOnce
-from tests.integration.process import ROOT, ServerProcess, environment
+from tests.fork_server import fork_server
+from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment
 from tests.integration.remote_tables import large
 from tests.integration.s3_server import BUCKET, S3Server
 from tests.integration.store_proxy import StoreProxy
@@ -22,6 +23,8 @@ from tests.toy_model import write_toy_model
 from tests.valkey_cluster import Cluster
 
 Serve = Callable[..., ServerProcess]
+# Takes the command's arguments; returns its exit status and all that it wrote.
+ModelExport = Callable[..., tuple[int, str]]
 # The most rows that the padded lookup signatures of the demo's model accept in a request.
 DEMO_ROWS = 8
 
@@ -60,6 +63,13 @@ def demo_model(make_once: MakeOnce) -> Path:
         assert done.returncode == 0, done.stdout + done.stderr
 
     return make_once("demo-model", write)
+
+
+@pytest.fixture(scope="session")
+def model_export() -> Iterator[ModelExport]:
+    """Returns a function that runs the command model-export in a fork of a process that has imported TensorFlow."""
+    with fork_server(("model_export.commands", "model_export.tensorflow_setup"), 0) as forks:
+        yield lambda *arguments: forks.start("model_export", *arguments, environment=environment()).end(PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

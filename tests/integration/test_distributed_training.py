@@ -43,6 +43,11 @@ def free_addresses(number: int) -> list[str]:
         return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
+def outside_clusters() -> dict[str, str]:
+    """Returns this process's environment without the place of a task in a cluster."""
+    return {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+
+
 class Cluster:
     """The processes of one distributed training, by "kind:index"."""
 
@@ -57,7 +62,8 @@ class Cluster:
         kind, _, index = name.partition(":")
         config = {"cluster": self.tasks, "task": {"type": kind, "index": int(index)}}
         forks = self.forks[len(self.processes) % len(self.forks)]
-        self.processes[name] = forks.start(*self.command, environment={"TF_CONFIG": json.dumps(config)})
+        environment = outside_clusters() | {"TF_CONFIG": json.dumps(config)}
+        self.processes[name] = forks.start(*self.command, environment=environment)
 
     def kill(self, name: str) -> None:
         """Ends a process with SIGKILL."""
@@ -70,13 +76,12 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServers]:
+def forks() -> Iterator[ForkServers]:
     """Runs two processes that import TensorFlow for all training processes.
 
     They have different hash seeds: the workers of a training must not depend on a common order of sets.
     """
-    folder = tmp_path_factory.mktemp("outputs")
-    with fork_server(folder / "1", IMPORTED, 1) as one, fork_server(folder / "2", IMPORTED, 2) as other:
+    with fork_server(IMPORTED, 1) as one, fork_server(IMPORTED, 2) as other:
         yield one, other
 
 
@@ -112,7 +117,7 @@ def history(run: Path) -> list[Any]:
 def single(forks: ForkServers, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Trains in one process; returns the held-out RMSE of each epoch."""
     run = tmp_path_factory.mktemp("single") / "run"
-    status, output = forks[0].start(*TRAIN, "--epochs=3", "--run", run, environment={}).end(PATIENCE_S)
+    status, output = forks[0].start(*TRAIN, "--epochs=3", "--run", run, environment=outside_clusters()).end(PATIENCE_S)
     assert status == 0, output
     return history(run)
 
@@ -165,7 +170,7 @@ def rmse(output: str) -> float:
 @pytest.fixture(scope="module")
 def single_estimator(forks: ForkServers, tmp_path_factory: pytest.TempPathFactory) -> float:
     """Trains an estimator in one process; returns the held-out RMSE."""
-    process = forks[0].start(*ESTIMATOR, tmp_path_factory.mktemp("estimator"), STEPS, environment={})
+    process = forks[0].start(*ESTIMATOR, tmp_path_factory.mktemp("estimator"), STEPS, environment=outside_clusters())
     status, output = process.end(PATIENCE_S)
     assert status == 0, output
     return rmse(output)
@@ -204,9 +209,10 @@ def test_an_estimators_tables_lie_in_parts_on_parameter_servers(
 
 
 def test_a_missing_tf_config_is_refused(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     command = (sys.executable, "-m", *TRAIN, "--distribution=multi_worker", f"--run={tmp_path / 'run'}")
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    ended = subprocess.run(
+        command, env=outside_clusters(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert ended.returncode == 1
     assert "needs TF_CONFIG" in ended.stderr and "Traceback" not in ended.stderr
     assert not (tmp_path / "run").exists()

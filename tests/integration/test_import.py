@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import save_file
 
+from tests.integration.conftest import ModelExport
 from tests.integration.process import ROOT, ServerProcess, environment
 
 pytestmark = pytest.mark.tf
@@ -21,11 +22,11 @@ _USERS = np.random.default_rng(1).normal(size=(300, 8)).astype(np.float32)
 _ITEMS = np.random.default_rng(2).normal(size=(40, 4)).astype(np.float32)
 
 
-def test_imported_vectors_are_what_http_answers(tmp_path: Path) -> None:
+def test_imported_vectors_are_what_http_answers(model_export: ModelExport, tmp_path: Path) -> None:
     keys = [f"user-{i}" for i in range(300)]
     pq.write_table(pa.table({"id": keys, "vector": list(_USERS)}), tmp_path / "users.parquet", row_group_size=70)
     save_file({"emb": _ITEMS}, tmp_path / "item.safetensors")
-    command = [sys.executable, "-m", "model_export", "import", "--out", tmp_path / "m"]
+    command = ["import", "--out", tmp_path / "m"]
     command += ["--table", f"user={tmp_path}/users.parquet?key=id&vector=vector", "--oov", "user=zero"]
     command += ["--table", f"item={tmp_path}/item.safetensors:emb", "--feature", "items=item:mean"]
     np.save(tmp_path / "film.npy", np.asfortranarray(_ITEMS.astype(np.float64)))
@@ -38,10 +39,10 @@ def test_imported_vectors_are_what_http_answers(tmp_path: Path) -> None:
         "--oov",
         "film=row:1",
     ]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert f"imported and verified: {tmp_path}/m/1\n" in done.stdout
-    assert f"serve: embedding-server {tmp_path}/m\n" in done.stdout
+    status, told = model_export(*command)
+    assert status == 0, told
+    assert f"imported and verified: {tmp_path}/m/1\n" in told
+    assert f"serve: embedding-server {tmp_path}/m\n" in told
     with ServerProcess(model_base_path=tmp_path / "m").ready() as server:
         asked = {
             "user": ["user-299", "nobody", "user-0"],
@@ -74,17 +75,15 @@ def test_the_commands_of_the_guide(tmp_path: Path) -> None:
     assert "[0.25,4.0,8.0]" in answer.text.replace(" ", "")
 
 
-def test_words_with_any_character_are_what_http_answers(tmp_path: Path) -> None:
+def test_words_with_any_character_are_what_http_answers(model_export: ModelExport, tmp_path: Path) -> None:
     words = ["the", "a\x85b", "\u2028", "\t", " ", "\x1c", "c\rd", "\x00", '"', "naïve"]
     rows = np.random.default_rng(3).normal(size=(len(words), 3)).astype(np.float32)
     lines = [
         f"{word} {' '.join(repr(float(number)) for number in row)} \n" for word, row in zip(words, rows, strict=True)
     ]
     (tmp_path / "words.vec").write_bytes(f"{len(words)} 3\n{''.join(lines)}".encode())
-    command = [sys.executable, "-m", "model_export", "import", "--out", tmp_path / "m"]
-    command += ["--table", f"word={tmp_path}/words.vec"]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    status, told = model_export("import", "--out", tmp_path / "m", "--table", f"word={tmp_path}/words.vec")
+    assert status == 0, told
     with ServerProcess(model_base_path=tmp_path / "m").ready() as server:
         got = np.array(server.lookup({"word": words[::-1]})["word"], np.float32)
     np.testing.assert_array_equal(got, rows[::-1])

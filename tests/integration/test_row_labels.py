@@ -16,6 +16,7 @@ import pytest
 from embedding_client.client import EmbeddingClient
 from model_export.parity.integrity import integrity_faults
 from service.artifact.manifest import MANIFEST_PATH, Manifest
+from tests.integration.conftest import ModelExport
 from tests.integration.process import ROOT, ServerProcess, environment
 from tests.toy_model import rewrite_manifest
 
@@ -26,24 +27,23 @@ TITLES = ["", "Alien (1979)", "Star Wars (1977)", "Empire (1980)", "Brazil (1985
 ROWS = np.array([[0, 0], [1, 0], [0, 1], [0.1, 1], [-1, 0]], np.float32)
 
 
-def import_model(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Imports a table of films with labels, and one of genres with keys."""
+def import_model(model_export: ModelExport, folder: Path, *flags: str) -> tuple[int, str]:
+    """Imports a table of films with labels, and one of genres with keys; returns the status and the output."""
     np.save(folder / "film.npy", ROWS)
     np.save(folder / "genre.npy", ROWS[:3])
     (folder / "genres.txt").write_text("Action\nComedy\nDrama\n")
-    command = [sys.executable, "-m", "model_export", "import", "--out", str(folder / "m"), *flags]
-    command += [f"--table=film={folder}/film.npy", f"--table=genre={folder}/genre.npy"]
-    command += [f"--keys=genre={folder}/genres.txt", "--feature=genres=genre:mean", "--oov=genre=zero"]
-    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    tables = [f"--table=film={folder}/film.npy", f"--table=genre={folder}/genre.npy"]
+    keys = [f"--keys=genre={folder}/genres.txt", "--feature=genres=genre:mean", "--oov=genre=zero"]
+    return model_export("import", "--out", folder / "m", *flags, *tables, *keys)
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(model_export: ModelExport, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder of a model with labels."""
     folder = tmp_path_factory.mktemp("labels")
     (folder / "films.csv").write_text("film_id,genre,title\n" + "".join(f"{i},x,{t}\n" for i, t in enumerate(TITLES)))
-    done = import_model(folder, f"--labels=film={folder}/films.csv#title")
-    assert done.returncode == 0, done.stderr
+    status, told = import_model(model_export, folder, f"--labels=film={folder}/films.csv#title")
+    assert status == 0, told
     return folder / "m"
 
 
@@ -153,13 +153,15 @@ def _predict(channel: grpc.Channel, keys: list[bytes]) -> Any:
     return method.with_call(request)[1]
 
 
-def test_a_label_file_that_does_not_fit_is_named(tmp_path: Path, base: Path) -> None:
+def test_a_label_file_that_does_not_fit_is_named(model_export: ModelExport, tmp_path: Path, base: Path) -> None:
     (tmp_path / "few.txt").write_text("one\ntwo\n")
-    done = import_model(tmp_path, f"--labels=film={tmp_path}/few.txt")
-    assert done.returncode == 1 and "has 2 labels, table 'film' has 5 rows" in done.stderr
-    assert not (tmp_path / "m").exists()
-    done = import_model(tmp_path, f"--labels=user={tmp_path}/few.txt")
-    assert done.returncode == 1 and "there is no table 'user', only 'film', 'genre'" in done.stderr
+    for table, text in (
+        ("film", "has 2 labels, table 'film' has 5 rows"),
+        ("user", "there is no table 'user', only 'film', 'genre'"),
+    ):
+        status, told = import_model(model_export, tmp_path, f"--labels={table}={tmp_path}/few.txt")
+        assert status == 1 and text in told, told
+        assert not (tmp_path / "m").exists()
     damaged = tmp_path / "m"
     subprocess.run(["cp", "-r", base, damaged], check=True)
     starts = damaged / "1/assets.extra/labels/0-film.starts"

@@ -6,11 +6,8 @@ own, which is a fork of one process that has imported both programs.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,8 +19,9 @@ import numpy as np
 import pytest
 
 from service.artifact.protos import message_class
+from tests.fork_server import fork_server
 from tests.integration.conftest import Serve
-from tests.integration.process import ROOT, environment, until
+from tests.integration.process import PATIENCE_S, ROOT, environment, until
 from tests.toy_model import write_toy_model
 
 # Content of a fake module tensorflow: a command that imports it fails.
@@ -311,47 +309,17 @@ def port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-# A script that reads commands (program, arguments, more environment variables) from stdin, runs each as `python -m`
-# does, and prints the exit status and stderr of each.
-_FORKS = """
-import json, os, runpy, sys, tempfile
-import model_export.commands, service.process.cli
-
-done = []
-for program, arguments, variables in json.load(sys.stdin):
-    with tempfile.TemporaryFile("w+") as errors:
-        child = os.fork()
-        if not child:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os.dup2(errors.fileno(), 2)
-            os.environ.update(variables)
-            sys.argv = [program, *arguments]
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-        _, status = os.waitpid(child, 0)
-        errors.seek(0)
-        done.append((os.waitstatus_to_exitcode(status), errors.read()))
-print(json.dumps(done))
-"""
-
-
 @pytest.fixture(scope="module")
 def commands(where: Path, port: int) -> dict[tuple[str, str], tuple[int, str]]:
-    """Runs every command once; returns each one's exit status and what it wrote to stderr."""
-    given = []
-    for (program, _), mistake in ALL.items():
-        own = ["--log_format=text"] if program == "service" else []
-        given.append((program, [*mistake.command.format(port=port).split(), *own], dict(mistake.environ)))
-    path = os.pathsep.join([str(where / "hidden"), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-c", _FORKS],
-        cwd=where,
-        env=environment(PYTHONPATH=path),
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(zip(ALL, map(tuple, json.loads(done.stdout)), strict=True))
+    """Runs every command once; returns each one's exit status and what it wrote."""
+    imported = ("model_export.commands", "service.process.cli")
+    with fork_server(imported, 0, folder=where, path=[where / "hidden", ROOT]) as forks:
+        started = {}
+        for (program, name), mistake in ALL.items():
+            arguments = mistake.command.format(port=port).split() + ["--log_format=text"] * (program == "service")
+            started[program, name] = forks.start(program, *arguments, environment=environment() | dict(mistake.environ))
+            started[program, name].wait(PATIENCE_S)
+        return {command: process.end(PATIENCE_S) for command, process in started.items()}
 
 
 @pytest.mark.parametrize(("program", "name"), ALL)
