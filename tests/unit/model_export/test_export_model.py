@@ -36,14 +36,12 @@ def two_features(**options: Any) -> Any:
 
 
 def manifest_of(artifact: Path) -> Manifest:
-    """Returns an artifact's manifest."""
     manifest = Manifest.read(artifact)
     assert manifest is not None
     return manifest
 
 
 def saved_model(artifact: Path) -> Any:
-    """Returns the SavedModel message."""
     from model_export.graphs.signature_runner import read_saved_model
 
     return read_saved_model(artifact)
@@ -78,13 +76,6 @@ def test_labels_go_with_the_version(tmp_path: Path) -> None:
     name = min(tables)
     with pytest.raises(ExportError, match=f"labels: 1 for the .* rows of table '{name}'"):
         export(two_features(), tmp_path / "few", labels={name: ["one"]})
-
-
-def test_versions_count_up_and_are_never_overwritten(tmp_path: Path) -> None:
-    assert export(two_features(), tmp_path, signatures=["lookup"], version=4).name == "4"
-    assert export(two_features(), tmp_path, signatures=["lookup"]).name == "5"
-    with pytest.raises(ExportError, match="never overwritten"):
-        export(two_features(), tmp_path, version=5)
 
 
 def test_lookup_device_and_batch_sizes(tmp_path: Path) -> None:
