@@ -78,6 +78,13 @@ def test_labels_go_with_the_version(tmp_path: Path) -> None:
         export(two_features(), tmp_path / "few", labels={name: ["one"]})
 
 
+def test_versions_count_up_and_are_never_overwritten(tmp_path: Path) -> None:
+    assert export(two_features(), tmp_path, signatures=["lookup"], version=4).name == "4"
+    assert export(two_features(), tmp_path, signatures=["lookup"]).name == "5"
+    with pytest.raises(ExportError, match="never overwritten"):
+        export(two_features(), tmp_path, version=5)
+
+
 def test_lookup_device_and_batch_sizes(tmp_path: Path) -> None:
     artifact = export(
         two_features(), tmp_path, lookup_device=["cpu", "tpu_tensor_core"], batch_sizes=(2, 4), signatures=None
