@@ -24,8 +24,6 @@ from model_export.report.sections import (
 WIDTH = 100
 # The marks before sentences, by their kind.
 _MARKS = {"bad": "! ", "note": "- "}
-# Most columns of a table whose cells need no heads in a terminal.
-_PLAIN_COLUMNS = 3
 
 
 def to_text(report: ArtifactReport) -> str:
@@ -75,7 +73,8 @@ def _blocks(blocks: Iterable[Block], indent: str) -> Iterator[str]:
 
 
 def _row(heads: Sequence[str], row: Sequence[str]) -> str:
-    if len(heads) <= _PLAIN_COLUMNS:
+    # The cells of a table of two columns, or of one whose rows have labels, need no heads.
+    if len(heads) == 2 or not heads[0]:
         return "  ".join(row)
     cells = [f"{head} {cell}" for head, cell in zip(heads[1:], row[1:], strict=True) if cell]
     return f"{row[0]}  {'; '.join(cells)}"

@@ -87,7 +87,7 @@ def test_the_text_fits_a_terminal_and_tells_everything(report: ArtifactReport) -
         "4 x 3 float32, 48 B",
         "1 (20.0%) dead rows: all zeros, they add nothing to a lookup: row 0",
         "read by tags, tags_sqrtn, tags_sum",
-        "tag 3 strings in assets/tag.txt",
+        "tags table tag; takes 3 strings in assets/tag.txt",
         "lookup_tpu_tensor_core (lookup on tpu_tensor_core, padded to 1, 4 rows)",
         "tags__values int64 [?]",
         "at most 3 ids (a longer row is refused)",
