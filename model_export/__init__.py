@@ -54,66 +54,46 @@ if TYPE_CHECKING:
     from model_export.spec.table_config import FeatureConfig, TableConfig
     from model_export.statistics.files import read_statistics
 
-_HOMES = {
-    "AdagradParameters": "spec.optimization_parameters",
-    "AdamParameters": "spec.optimization_parameters",
-    "ClassificationOutput": "estimator.estimator_spec",
-    "EmbeddingConfigSpec": "spec.embedding_config_spec",
-    "EmbeddingEstimator": "estimator.estimator",
-    "EstimatorSource": "estimator.export_source",
-    "EstimatorSpec": "estimator.estimator_spec",
-    "ExportError": "errors",
-    "ExportSavedModelApiVersion": "estimator.estimator_spec",
-    "FeatureConfig": "spec.table_config",
-    "FeatureSpec": "spec.features",
-    "FtrlParameters": "spec.optimization_parameters",
-    "KerasRsSource": "layers.keras_rs",
-    "LayerSource": "layers.export_source",
-    "ModeKeys": "estimator.estimator_spec",
-    "ModelSpec": "spec.features",
-    "MomentumParameters": "spec.optimization_parameters",
-    "PredictOutput": "estimator.estimator_spec",
-    "RegressionOutput": "estimator.estimator_spec",
-    "RunConfig": "estimator.run_config",
-    "ServingInputReceiver": "estimator.receivers",
-    "StochasticGradientDescentParameters": "spec.optimization_parameters",
-    "TPUConfig": "estimator.run_config",
-    "TPUEmbedding": "layers.tpu_embedding",
-    "TableConfig": "spec.table_config",
-    "TableSpec": "spec.features",
-    "TensorServingInputReceiver": "estimator.receivers",
-    "VocabularySpec": "spec.features",
-    "WarmStartSettings": "estimator.checkpoints",
-    "adopt": "adoption.adopt",
-    "apply_gradients": "layers.separate_optimizers",
-    "build_parsing_serving_input_receiver_fn": "estimator.receivers",
-    "build_raw_serving_input_receiver_fn": "estimator.receivers",
-    "compact": "compaction.compact",
-    "describe_stacked_tables": "importers.array_store",
-    "embedding_column": "columns.embedding_column",
-    "export": "export_model",
-    "import_tables": "importers.import_tables",
-    "read_statistics": "statistics.files",
-    "restore": "layers.checkpoints",
-    "shared_embedding_columns": "columns.embedding_column",
-    "split_variables": "layers.separate_optimizers",
-    "tpu_strategy": "layers.tpu_embedding",
-    "train_step": "layers.separate_optimizers",
-    "verify_artifact": "parity.verify",
-    "write_delta": "compaction.deltas",
+
+# Names by the module that defines them.
+_NAMES = {
+    "adoption.adopt": "adopt",
+    "columns.embedding_column": "embedding_column shared_embedding_columns",
+    "compaction.compact": "compact",
+    "compaction.deltas": "write_delta",
+    "errors": "ExportError",
+    "estimator.checkpoints": "WarmStartSettings",
+    "estimator.estimator": "EmbeddingEstimator",
+    "estimator.estimator_spec": "ClassificationOutput EstimatorSpec ExportSavedModelApiVersion ModeKeys "
+    "PredictOutput RegressionOutput",
+    "estimator.export_source": "EstimatorSource",
+    "estimator.receivers": "ServingInputReceiver TensorServingInputReceiver "
+    "build_parsing_serving_input_receiver_fn build_raw_serving_input_receiver_fn",
+    "estimator.run_config": "RunConfig TPUConfig",
+    "export_model": "export",
+    "importers.array_store": "describe_stacked_tables",
+    "importers.import_tables": "import_tables",
+    "layers.checkpoints": "restore",
+    "layers.export_source": "LayerSource",
+    "layers.keras_rs": "KerasRsSource",
+    "layers.separate_optimizers": "apply_gradients split_variables train_step",
+    "layers.tpu_embedding": "TPUEmbedding tpu_strategy",
+    "parity.verify": "verify_artifact",
+    "spec.embedding_config_spec": "EmbeddingConfigSpec",
+    "spec.features": "FeatureSpec ModelSpec TableSpec VocabularySpec",
+    "spec.optimization_parameters": "AdagradParameters AdamParameters FtrlParameters MomentumParameters "
+    "StochasticGradientDescentParameters",
+    "spec.table_config": "FeatureConfig TableConfig",
+    "statistics.files": "read_statistics",
 }
 # Classes of optimizers that old TPU scripts import. Each raises an error that names the class to use instead. __all__
 # leaves them out.
-_REFUSED = dict.fromkeys(
-    (
-        "AdagradMomentumParameters",
-        "FrequencyEstimatorParameters",
-        "ProximalAdagradParameters",
-        "ProximalYogiParameters",
-        "RMSPropParameters",
-    ),
-    "spec.optimization_parameters",
+_REFUSED = (
+    "AdagradMomentumParameters FrequencyEstimatorParameters ProximalAdagradParameters ProximalYogiParameters "
+    "RMSPropParameters"
 )
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+_HOMES |= dict.fromkeys(_REFUSED.split(), "spec.optimization_parameters")
 
 __all__ = [
     "AdagradParameters",
@@ -166,7 +146,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name) or _REFUSED.get(name)
+    home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{home}"), name)

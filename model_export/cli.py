@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,15 @@ or step by step:
 
 --out of every command that writes a version may be s3://, gs:// or az://, see docs/object-stores.md.
 """
+
+# Arguments that several commands have.
+_ARTIFACT: Mapping[str, Any] = {"type": Path, "metavar": "DIR", "help": "version folder, e.g. models/movielens/1"}
+_VERSION: Mapping[str, Any] = {"type": int, "help": "version number, a new one (default: the next)"}
+_BASE: Mapping[str, Any] = {
+    "type": out_place,
+    "metavar": "BASE",
+    "help": "folder of the versions (default: the folder that contains DIR)",
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -108,13 +118,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do not time the signatures that TensorFlow still runs; cut lookups out of all of them",
     )
-    adopt.add_argument(
-        "--out",
-        type=out_place,
-        metavar="BASE",
-        help="folder of the versions (default: the folder that contains DIR)",
-    )
-    adopt.add_argument("--version", type=int, help="version number, a new one (default: the next)")
+    adopt.add_argument("--out", **_BASE)
+    adopt.add_argument("--version", **_VERSION)
     _add_labels(adopt)
 
     _add_reports(commands)
@@ -123,7 +128,7 @@ def build_parser() -> argparse.ArgumentParser:
     delta = commands.add_parser(
         "delta", help="change rows of a version that is served: write a delta file into its folder (no TensorFlow)"
     )
-    delta.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
+    delta.add_argument("artifact", **_ARTIFACT)
     delta.add_argument("--table", required=True, help="table whose rows change")
     delta.add_argument(
         "--rows", type=Path, required=True, metavar="FILE", help="NumPy .npz with ids [N] int64 and rows [N, D] float32"
@@ -139,11 +144,9 @@ def build_parser() -> argparse.ArgumentParser:
         "compact",
         help="make the next version: fold deltas and journaled upserts into the tables, or reduce tables to fewer bits",
     )
-    compact.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
-    compact.add_argument(
-        "--out", type=out_place, metavar="BASE", help="folder of the versions (default: the folder that contains DIR)"
-    )
-    compact.add_argument("--version", type=int, help="version number, a new one (default: the next)")
+    compact.add_argument("artifact", **_ARTIFACT)
+    compact.add_argument("--out", **_BASE)
+    compact.add_argument("--version", **_VERSION)
     compact.add_argument(
         "--journal", type=Path, metavar="FILE", help="journal of the version's upserts, below --delta_journal_dir"
     )
@@ -213,7 +216,7 @@ def _add_import(commands: Any) -> None:
         **named,
     )
     _add_table_dtype(parser, "dtype of the stored tables")
-    parser.add_argument("--version", type=int, help="version number, a new one (default: the next)")
+    parser.add_argument("--version", **_VERSION)
     parser.add_argument("--allow_nonfinite", action="store_true", help="import tables that hold NaN or infinity")
     _add_labels(parser)
 
@@ -245,7 +248,7 @@ def _add_reports(commands: Any) -> None:
     )
     inspect.add_argument(
         "--projector_rows",
-        type=_projector_rows,
+        type=_number(MAX_ROWS),
         default=10_000,
         metavar="N",
         help="rows of each table for --projector, drawn at random of a larger table, at most 100000 "
@@ -258,15 +261,21 @@ def _add_reports(commands: Any) -> None:
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
+    parser.add_argument("artifact", **_ARTIFACT)
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON, and nothing else")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page with plots")
 
 
-def _projector_rows(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_ROWS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_ROWS}")
-    return int(text)
+def _number(most: int | None = None) -> Callable[[str], int]:
+    """Returns the type of an argument that is a whole number from 1 to `most`; None: without an upper limit."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= (most or int(text))):
+            limits = "from 1 on" if most is None else f"from 1 to {most}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {limits}")
+        return int(text)
+
+    return parse
 
 
 def _label_file(text: str) -> LabelFile:
@@ -281,12 +290,16 @@ def _add_diff(commands: Any) -> None:
         "diff",
         help="show what a new version changed: rows, their drift after alignment, neighbours, answers to requests",
     )
-    parser.add_argument("old", type=Path, metavar="OLD", help="version folder, e.g. models/movielens/1")
+    parser.add_argument("old", **{**_ARTIFACT, "metavar": "OLD"})
     parser.add_argument("new", type=Path, metavar="NEW", help="version folder, e.g. models/movielens/2")
     parser.add_argument("--json", action="store_true", help="print the whole comparison as JSON, and nothing else")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as one page with plots")
     parser.add_argument(
-        "--rows", type=_count, default=100_000, metavar="N", help="most rows compared per table (default: %(default)s)"
+        "--rows",
+        type=_number(),
+        default=100_000,
+        metavar="N",
+        help="most rows compared per table (default: %(default)s)",
     )
     parser.add_argument(
         "--no_predictions", action="store_true", help="do not run recorded requests, which needs TensorFlow"
@@ -299,18 +312,12 @@ def _add_diff(commands: Any) -> None:
     )
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
-
-
 def _add_push(commands: Any) -> None:
     parser = commands.add_parser(
         "push",
         help="write a version's tables into a Valkey or Redis cluster, for --remote_tables (no TensorFlow)",
     )
-    parser.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
+    parser.add_argument("artifact", **_ARTIFACT)
     parser.add_argument(
         "--to", required=True, metavar="ADDRESS", help="valkey://HOST:PORT,HOST:PORT?OPTION=VALUE; see docs/scaling.md"
     )
@@ -339,7 +346,7 @@ def _add_upload(commands: Any) -> None:
         "upload",
         help="copy a version into an object store, saved_model.pb last; to go on after an interruption, repeat it",
     )
-    parser.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
+    parser.add_argument("artifact", **_ARTIFACT)
     parser.add_argument(
         "--out", type=_uri, required=True, metavar="URI", help="s3://, gs:// or az:// place of the model's versions"
     )
@@ -366,7 +373,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=out_place, metavar="DIR", help=f"folder of the versions, or s3://... (default: {DEFAULT_MODELS})"
     )
-    parser.add_argument("--version", type=int, help="version number, a new one (default: the next)")
+    parser.add_argument("--version", **_VERSION)
     parser.add_argument(
         "--batch_sizes",
         type=_sizes,
@@ -378,7 +385,9 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
         choices=["cpu", "tpu_tensor_core", "both"],
         help="devices to write lookup signatures for (default: both; with --config: cpu)",
     )
-    parser.add_argument("--signatures", type=_names, metavar="NAME,...", help="signatures to write (default: all)")
+    parser.add_argument(
+        "--signatures", type=lambda text: text.split(","), metavar="NAME,...", help="signatures to write (default: all)"
+    )
     parser.add_argument("--export_to_tpu", action="store_true", default=None, help="write a {serve,tpu} MetaGraph too")
     parser.add_argument(
         "--allow_nonfinite", action="store_true", default=None, help="export tables that hold NaN or infinity"
@@ -422,10 +431,6 @@ def _table_dtype(text: str) -> str | dict[str, str]:
     if wrong := [name for name, separator, dtype in named if not (name and separator and dtype)]:
         raise argparse.ArgumentTypeError(f"{text!r}: {wrong} is not TABLE=DTYPE")
     return {name: dtype for name, _, dtype in named}
-
-
-def _names(text: str) -> list[str]:
-    return text.split(",")
 
 
 def _sizes(text: str) -> tuple[int, ...]:

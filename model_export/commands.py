@@ -6,7 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -17,7 +19,7 @@ from model_export.compaction.deltas import write_delta
 from model_export.compaction.reduction import reduction_lines
 from model_export.diff.command import diff
 from model_export.errors import ExportError
-from model_export.export_config import ExportConfig, read_config, run_config
+from model_export.export_config import EXPORT_FLAGS, ExportConfig, read_config, run_config
 from model_export.exporter.versions import new_version_folder
 from model_export.folder_checks import StoreUri, check_run, check_saved_model, is_keras_file
 from model_export.importers.import_tables import serve_command
@@ -27,17 +29,6 @@ from movielens.commands import DEFAULT_MODELS, DEFAULT_RUN, demo, fetch, train
 from service.artifact.bundle import read_bundle
 from service.artifact.manifest import Manifest
 from service.types import Array
-
-_EXPORT_FLAGS = (
-    "version",
-    "batch_sizes",
-    "lookup_device",
-    "signatures",
-    "export_to_tpu",
-    "allow_nonfinite",
-    "warmup",
-    "table_dtype",
-)
 
 
 def say(text: str) -> None:
@@ -56,8 +47,8 @@ def run_command(arguments: argparse.Namespace) -> None:
         "delta": _delta,
         "diff": diff,
         "compact": _fold,
-        "push": _push,
-        "upload": _upload,
+        "push": lambda given: _of_extra("remote", "remote.push", "push").push_tables(given),
+        "upload": lambda given: _of_extra("stores", "stores.upload", "upload").upload_version(given),
         "verify": verify,
         "inspect": inspect,
     }
@@ -66,11 +57,7 @@ def run_command(arguments: argparse.Namespace) -> None:
     if store_uri is None or arguments.command == "upload":
         command(arguments)
     else:
-        try:
-            from model_export.stores.upload import write_to_store
-        except ModuleNotFoundError as error:
-            raise ExportError(f"{store_uri} needs the extra [stores]: {error}") from error
-        write_to_store(command, arguments, store_uri)
+        _of_extra("stores", "stores.upload", store_uri).write_to_store(command, arguments, store_uri)
 
 
 def _store_uri(arguments: argparse.Namespace) -> StoreUri | None:
@@ -88,7 +75,7 @@ def _store_uri(arguments: argparse.Namespace) -> StoreUri | None:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    flags = {name: getattr(arguments, name) for name in _EXPORT_FLAGS}
+    flags = {name: getattr(arguments, name) for name in EXPORT_FLAGS}
     given = {name: list(v) if isinstance(v, tuple) else v for name, v in flags.items() if v is not None}
     if arguments.labels:
         given["labels"] = _once("labels", arguments.labels)
@@ -149,17 +136,6 @@ def _import(arguments: argparse.Namespace) -> None:
 
     named = {option: _once(option, getattr(arguments, option)) for option in ("table", "feature", "keys", "oov")}
     with tqdm(unit="row", unit_scale=True, mininterval=0.5, disable=None, leave=False) as bar:
-
-        def of_table(table: str) -> Callable[[int, int | None], None]:
-            bar.reset()
-            bar.set_description(table)
-
-            def show(done: int, total: int | None) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
-
-            return show
-
         artifact = import_tables(
             arguments.out,
             named["table"],
@@ -170,7 +146,7 @@ def _import(arguments: argparse.Namespace) -> None:
             version=arguments.version,
             allow_nonfinite=arguments.allow_nonfinite,
             labels=_once("labels", arguments.labels or []),
-            progress=of_table,
+            progress=rows_shown(bar),
         )
     say(f"imported and verified: {artifact}")
     for line in import_summary(artifact, str(arguments.store_uri or arguments.out)):
@@ -187,7 +163,7 @@ def _delta(arguments: argparse.Namespace) -> None:
     file = write_delta(
         arguments.artifact, arguments.table, ids, rows, sequence=arguments.sequence, force=arguments.force
     )
-    sys.stdout.write(f"{len(ids)} rows of table {arguments.table!r}: {file}\n")
+    say(f"{len(ids)} rows of table {arguments.table!r}: {file}")
 
 
 def _fold(arguments: argparse.Namespace) -> None:
@@ -204,8 +180,8 @@ def _fold(arguments: argparse.Namespace) -> None:
         )
     manifest = Manifest.read(artifact)
     if manifest is not None and arguments.table_dtype is not None:
-        sys.stdout.write("".join(f"{line}\n" for line in reduction_lines(manifest)))
-    sys.stdout.write(f"compacted and verified: {artifact}\n")
+        say("\n".join(reduction_lines(manifest)))
+    say(f"compacted and verified: {artifact}")
 
 
 def _read_rows(path: Path) -> tuple[Array, Array]:
@@ -220,22 +196,12 @@ def _read_rows(path: Path) -> tuple[Array, Array]:
     return ids, rows
 
 
-def _push(arguments: argparse.Namespace) -> None:
-    # The module is imported here and not at the top, because it needs redis-py, which is an optional dependency.
+def _of_extra(extra: str, module: str, what: str) -> Any:
+    """Imports a module that needs an optional dependency; raises ExportError for `what` if the extra is missing."""
     try:
-        from model_export.remote.push import push_tables
+        return import_module(f"model_export.{module}")
     except ModuleNotFoundError as error:
-        raise ExportError(f"push needs the extra [remote]: {error}") from error
-    push_tables(arguments)
-
-
-def _upload(arguments: argparse.Namespace) -> None:
-    # The module is imported here and not at the top, because it needs obstore, which is an optional dependency.
-    try:
-        from model_export.stores.upload import upload_version
-    except ModuleNotFoundError as error:
-        raise ExportError(f"upload needs the extra [stores]: {error}") from error
-    upload_version(arguments)
+        raise ExportError(f"{what} needs the extra [{extra}]: {error}") from error
 
 
 def _once(option: str, pairs: list[tuple[str, str]]) -> dict[str, str]:

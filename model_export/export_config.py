@@ -36,23 +36,8 @@ max_ids_per_row = 16
 """
 
 _KINDS = ("factory", "run", "adopt")
-_EXPORT_OPTIONS = (
-    "version",
-    "lookup_device",
-    "signatures",
-    "batch_sizes",
-    "export_to_tpu",
-    "allow_nonfinite",
-    "warmup",
-    "table_dtype",
-    "labels",
-)
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "factory": (str,),
-    "run": (str,),
-    "adopt": (str,),
-    "spec": (str,),
-    "out": (str,),
+# Keys of a configuration that are arguments of export(), with the types of their values.
+_EXPORT_OPTIONS: Mapping[str, tuple[type, ...]] = {
     "version": (int,),
     "lookup_device": (str, list),
     "signatures": (list,),
@@ -62,8 +47,15 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "warmup": (bool,),
     "table_dtype": (str, dict),
     "labels": (dict,),
+}
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys((*_KINDS, "spec", "out"), (str,)),
+    **_EXPORT_OPTIONS,
     "options": (dict,),
 }
+# Flags of `model-export export` with the names of a configuration's keys; --labels is not among them, because it is
+# given once for each table.
+EXPORT_FLAGS = tuple(name for name in _EXPORT_OPTIONS if name != "labels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +103,8 @@ def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Expor
     (kind,) = named
     arguments = {key: data[key] for key in _EXPORT_OPTIONS if key in data}
     if kind == "adopt":
-        _check_adopt(path, data, arguments)
+        if superfluous := sorted((set(arguments) - {"version", "labels"}) | ({"options"} & set(data))):
+            raise ExportError(f"{path}: {superfluous} do not go with adopt; its spec says what is added")
     elif "spec" in data:
         raise ExportError(f"{path}: spec belongs to adopt")
     spec = Path(data["spec"]) if "spec" in data else None
@@ -130,11 +123,6 @@ def run_config(config: ExportConfig) -> Path:
         return export(model, config.out, **config.arguments, **config.options)
     except TypeError as error:
         raise ExportError(str(error)) from error
-
-
-def _check_adopt(path: Path, data: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    if superfluous := sorted((set(arguments) - {"version", "labels"}) | ({"options"} & set(data))):
-        raise ExportError(f"{path}: {superfluous} do not go with adopt; its spec says what is added")
 
 
 def _call(factory: str) -> Any:

@@ -136,7 +136,9 @@ def as_source(model: Any, **options: Any) -> ExportSource:
     """
     if isinstance(model, str | Path):
         _refuse_options("a run's folder", options)
-        return _run_source(Path(model))
+        from movielens.export_source import RatingSource
+
+        return RatingSource.of_run(Path(model))
     for defined_in, class_name, module, source_name in _SOURCES:
         if _is_a(model, defined_in, class_name):
             made = getattr(import_module(module), source_name)
@@ -152,12 +154,6 @@ def as_source(model: Any, **options: Any) -> ExportSource:
         given: ExportSource = model
         return given
     raise TypeError(f"model is a {type(model).__module__}.{type(model).__qualname__}; expected {ACCEPTED}")
-
-
-def _run_source(folder: Path) -> ExportSource:
-    from movielens.export_source import RatingSource
-
-    return RatingSource.of_run(folder)
 
 
 def _is_a(model: Any, defined_in: str, class_name: str) -> bool:

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 from model_export.errors import ExportError
-from service.artifact.manifest import MANIFEST_PATH
+from service.artifact.manifest import Manifest
 from service.engine.model_config import is_in_store
 from service.errors import did_you_mean
 
@@ -78,10 +78,13 @@ def check_saved_model(folder: Path) -> None:
     raise ExportError(f"{folder} has no {SAVED_MODEL}: it is not a SavedModel")
 
 
-def check_described(folder: Path) -> None:
-    if not (folder / MANIFEST_PATH).is_file():
+def check_described(folder: Path) -> Manifest:
+    """Returns the manifest of an artifact; raises ExportError if it has none, or ArtifactError if it is damaged."""
+    manifest = Manifest.read(folder)
+    if manifest is None:
         check_saved_model(folder)
         raise ExportError(f"{folder} has no lookup manifest; `model-export` did not write it")
+    return manifest
 
 
 def check_run(folder: Path) -> None:

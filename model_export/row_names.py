@@ -69,22 +69,20 @@ def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Voca
     Raises:
       ExportError: the file can not be read, lacks the column, or none of its keys is a row.
     """
-    records, rows, header = _parsed(file, num_rows, vocabularies)
+    records, header = _parsed(file, num_rows, vocabularies)
     label_at = _column(file, header)
     # The key is in column 0, and the labels may be in column 1 or 2. The rows' names are in the first of these two that
     # has no labels.
     name_at = next(i for i in (1, 2) if i != label_at)
     labels, names, unmatched = {}, {}, 0
-    for record in records[header is not None :]:
-        row = rows.get(record[0].strip())
+    for row, record in records:
         if row is None:
             unmatched += 1
             continue
-        label = record[label_at].split("|")[0].strip() if len(record) > label_at else ""
-        if label:
+        if label := _cell(record, label_at).split("|")[0].strip():
             labels[row] = label
-        if len(record) > name_at and record[name_at].strip():
-            names[row] = record[name_at].strip()
+        if name := _cell(record, name_at):
+            names[row] = name
     if not labels:
         raise _no_label(file, num_rows, vocabularies)
     return Labels(labels, names, header[label_at].strip() if header else "label", unmatched)
@@ -106,13 +104,12 @@ def row_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Vocab
                 "label of row 0. A .csv or .tsv file, of row number or key and label, need not name all rows"
             )
         return lines
-    records, rows, header = _parsed(file, num_rows, vocabularies)
+    records, header = _parsed(file, num_rows, vocabularies)
     at = _column(file, header)
     labels = [""] * num_rows
-    for record in records[header is not None :]:
-        row = rows.get(record[0].strip())
+    for row, record in records:
         if row is not None and row < num_rows and len(record) > at:
-            labels[row] = record[at].strip()
+            labels[row] = _cell(record, at)
     if not any(labels):
         raise _no_label(file, num_rows, vocabularies)
     return labels
@@ -120,13 +117,18 @@ def row_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Vocab
 
 def _parsed(
     file: LabelFile, num_rows: int, vocabularies: Mapping[Path, VocabularyEntry]
-) -> tuple[list[list[str]], dict[str, int], list[str] | None]:
-    """Returns a file's records, the row of each key in it, and the first record if it is a header."""
+) -> tuple[list[tuple[int | None, list[str]]], list[str] | None]:
+    """Returns a file's records, each with the row of its key or None, and the file's header or None."""
     records = [record for record in _reading(file, lambda: list(_records(file.path))) if record]
     if not records or len(records[0]) < 2:
         raise ExportError(f"{file.path}: a line of labels is a key, a separator (comma, in a .tsv a tab) and a label")
     rows = _rows_of_keys({record[0].strip() for record in records}, num_rows, vocabularies)
-    return records, rows, records[0] if records[0][0].strip() not in rows else None
+    found = [(rows.get(record[0].strip()), record) for record in records]
+    return (found, None) if found[0][0] is not None else (found[1:], records[0])
+
+
+def _cell(record: list[str], at: int) -> str:
+    return record[at].strip() if len(record) > at else ""
 
 
 def _reading(file: LabelFile, read: Callable[[], list[T]]) -> list[T]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from model_export.errors import ExportError
+from model_export.parity.integrity import saved_rows
 from service.artifact.bundle import BundleEntry
 from service.types import Array
 
@@ -42,9 +43,10 @@ class CheckpointRows:
         for first, shard in self._shards:
             begin, end = max(start, first), min(stop, first + shard.shape[0])
             if begin < end:
-                with shard.file.open("rb", buffering=0) as file:
-                    file.seek(shard.offset + (begin - first) * rows.itemsize * self.shape[1])
-                    _fill(file, rows[begin - start : end - start])
+                try:
+                    rows[begin - start : end - start] = saved_rows(shard, begin - first, end - first)
+                except ValueError as error:
+                    raise ExportError(f"{shard.file} ends before a table does") from error
         return rows
 
     def gather(self, ids: Array) -> Array:
@@ -58,13 +60,3 @@ class CheckpointRows:
         step = max(1, _CHUNK_BYTES // (4 * self.shape[1]))
         for start in range(0, self.shape[0], step):
             yield self.read(start, min(start + step, self.shape[0]))
-
-
-def _fill(file: object, rows: Array) -> None:
-    # A read of more than 2 GB may return only part of the bytes.
-    view = rows.reshape(-1).view(np.uint8).data
-    while view:
-        count = file.readinto(view)  # type: ignore[attr-defined]
-        if not count:
-            raise ExportError(f"{file.name} ends before a table does")  # type: ignore[attr-defined]
-        view = view[count:]

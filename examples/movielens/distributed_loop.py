@@ -48,23 +48,6 @@ class TablePartitioner:
             self._is_on = False
 
 
-def multi_worker_strategy(task: ClusterTask) -> Any:
-    """Makes a MultiWorkerMirroredStrategy; call it before TensorFlow runs any operation. Waits for all other workers.
-
-    The collective operations use gRPC, because NCCL needs GPUs.
-    """
-    options = tf.distribute.experimental.CommunicationOptions(
-        implementation=tf.distribute.experimental.CommunicationImplementation.RING
-    )
-    return tf.distribute.MultiWorkerMirroredStrategy(_resolver(task), options)
-
-
-def parameter_server_strategy(task: ClusterTask) -> tuple[Any, TablePartitioner]:
-    """Makes the chief's ParameterServerStrategy and its TablePartitioner; waits for workers and parameter servers."""
-    partitioner = TablePartitioner(len(task.cluster["ps"]))
-    return tf.distribute.ParameterServerStrategy(_resolver(task), variable_partitioner=partitioner), partitioner
-
-
 def serve_coordinator(task: ClusterTask) -> None:
     """Runs the operations that the chief sends to this worker or parameter server, until SIGTERM or SIGINT."""
     server = tf.distribute.Server(_spec(task), job_name=task.kind, task_index=task.index, protocol="grpc", start=True)
@@ -72,12 +55,6 @@ def serve_coordinator(task: ClusterTask) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     signal.sigwait(stops)
     del server
-
-
-def _resolver(task: ClusterTask) -> Any:
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        _spec(task), task_type=task.kind, task_id=task.index, rpc_layer="grpc"
-    )
 
 
 def _spec(task: ClusterTask) -> Any:
@@ -95,10 +72,19 @@ class DistributedTrainer(Trainer):
         # TensorFlow accepts a strategy of several workers only before it has run an operation.
         self._task = task
         self._splitting: Any = nullcontext()
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            _spec(task), task_type=task.kind, task_id=task.index, rpc_layer="grpc"
+        )
+        # Both strategies wait for all other processes.
         if config.distribution == "multi_worker":
-            self._strategy = multi_worker_strategy(task)
+            # The collective operations use gRPC, because NCCL needs GPUs.
+            options = tf.distribute.experimental.CommunicationOptions(
+                implementation=tf.distribute.experimental.CommunicationImplementation.RING
+            )
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         else:
-            self._strategy, partitioner = parameter_server_strategy(task)
+            partitioner = TablePartitioner(len(task.cluster["ps"]))
+            self._strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
             self._splitting = partitioner.splitting()
         super().__init__(spec, config, *examples, **rest)
         share = -(-self._batch_size // self._strategy.num_replicas_in_sync)

@@ -1,13 +1,8 @@
-"""Requests at the edges of a graph, and answers to them as the server gives them, in its native core.
+"""Makes requests at the edges of a graph, and answers requests as the server does, in its native core.
 
-Without the core, the reference answers lookups.
-
-Chooses keys and ids at the edges of a graph: next to its constants, its vocabularies and the limits of dtypes.
-
-A description of a lookup that is wrong for few keys is wrong for keys that the graph treats apart.
-
-Answers requests as the server does, in its native core: lookups from mapped tables, predictions from graphs without
-their lookups. Where no core is installed, the reference answers lookups.
+Edges are keys and ids next to the graph's constants, its vocabularies and the limits of dtypes: a description of a
+lookup that is wrong for few keys is wrong for keys that the graph treats apart. Where no core is installed, the
+reference answers lookups.
 """
 
 from __future__ import annotations

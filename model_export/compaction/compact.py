@@ -64,10 +64,7 @@ def compact(
         or a lookup can not read another table.
     """
     folder = Path(artifact).absolute()
-    check_described(folder)
-    manifest = Manifest.read(folder)
-    if manifest is None:
-        raise ExportError(f"{folder} has no lookup manifest, so it has no tables to fold deltas into or to reduce")
+    manifest = check_described(folder)
     _check_journal(folder, journal, without_journal=without_journal)
     deltas, faults = read_deltas(folder, None if journal is None else Path(journal))
     if not deltas and table_dtype is None:

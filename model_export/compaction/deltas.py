@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -77,13 +77,9 @@ def write_delta(
 
 
 def read_tables(artifact: Path) -> dict[str, TableInfo]:
-    check_described(artifact)
-    manifest = Manifest.read(artifact)
-    # check_described() raises ExportError for an artifact without a manifest, so the manifest is not None here.
-    assert manifest is not None
     return {
         name: TableInfo(name, entry.vocabulary_size, entry.embedding_dim, entry.dtype, entry.nbytes, ())
-        for name, entry in manifest.tables.items()
+        for name, entry in check_described(artifact).tables.items()
     }
 
 
@@ -160,12 +156,9 @@ def _with_checksums(artifact: Path, manifest: Manifest, changed: Iterable[str]) 
             scale = dataclasses.replace(scale, crc32c=note(scale))
         tables[name] = dataclasses.replace(table, crc32c=note(table), scale=scale)
     for prefix, checksums in by_index.items():
-        _rewrite(prefix.with_name(prefix.name + ".index"), checksums)
+        index = prefix.with_name(prefix.name + ".index")
+        index.write_bytes(replace_checksums(index.read_bytes(), checksums))
     return tables
-
-
-def _rewrite(index: Path, checksums: Mapping[str, int]) -> None:
-    index.write_bytes(replace_checksums(index.read_bytes(), checksums))
 
 
 def _checksum(artifact: Path, part: TableEntry | TableScale) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,16 +54,8 @@ def rewrite_lookups(artifact: Path, manifest: Manifest, rebuilt: Mapping[str, An
         hide_initialiser(meta_graph)
         present = {name: entry for name, entry in rebuilt.items() if name in meta_graph.signature_def}
         if present:
-            _rewrite(artifact, meta_graph, manifest, _Lookups(present, specs), is_alone=is_alone)
+            _rewrite(artifact, meta_graph, manifest, present, specs, is_alone=is_alone)
     (artifact / "saved_model.pb").write_bytes(saved_model.SerializeToString())
-
-
-@dataclass(frozen=True, slots=True)
-class _Lookups:
-    """The lookup signatures to rebuild over reduced tables, by signature name: their manifest entries and specs."""
-
-    entries: Mapping[str, Any]
-    specs: Mapping[str, ModelSpec]
 
 
 class _Vocabulary:
@@ -87,7 +78,15 @@ class _Vocabulary:
         return tf.ensure_shape(lines, keys.shape)
 
 
-def _rewrite(artifact: Path, meta_graph: Any, manifest: Manifest, lookups: _Lookups, *, is_alone: bool) -> None:
+def _rewrite(
+    artifact: Path,
+    meta_graph: Any,
+    manifest: Manifest,
+    entries: Mapping[str, Any],
+    specs: Mapping[str, ModelSpec],
+    *,
+    is_alone: bool,
+) -> None:
     v1 = tf.compat.v1
     old = v1.MetaGraphDef.FromString(meta_graph.SerializeToString())
     on_tpu = set(meta_graph.meta_info_def.tags) == set(TPU_TAGS)
@@ -97,10 +96,11 @@ def _rewrite(artifact: Path, meta_graph: Any, manifest: Manifest, lookups: _Look
             tf.import_graph_def(old.graph_def, name="")
         before = {node.name for node in graph.as_graph_def().node}
         variables = _Variables(manifest, {} if is_alone else _handles(old))
-        vocabularies = _Vocabularies(artifact, manifest, {} if is_alone else _assets(old))
+        assets = {} if is_alone else {asset.filename: asset.tensor_info.name for asset in old.asset_file_def}
+        vocabularies = _Vocabularies(artifact, manifest, assets)
         definitions = {}
-        for name, entry in lookups.entries.items():
-            spec = lookups.specs[name]
+        for name, entry in entries.items():
+            spec = specs[name]
             tables = {table.name: variables.table(table.name) for table in spec.tables}
             keyed = {f.name: vocabularies.table(f.name) for f in spec.features if f.vocabulary and not f.sends_rows}
             built = build_lookup(entry, spec, tables, keyed, compiled=compiled)
@@ -249,10 +249,6 @@ def _handles(meta_graph: Any) -> dict[str, list[Any]]:
         start = int(saved.part.split()[-1].partition(",")[0]) if saved.part else 0
         found.setdefault(saved.key, []).append((start, graph.get_tensor_by_name(f"{node}:0")))
     return {key: [handle for _, handle in sorted(parts, key=lambda part: part[0])] for key, parts in found.items()}
-
-
-def _assets(meta_graph: Any) -> dict[str, str]:
-    return {asset.filename: asset.tensor_info.name for asset in meta_graph.asset_file_def}
 
 
 def _tensor(name: str) -> str:

@@ -1,13 +1,11 @@
-"""Reduces an artifact's tables to fewer bits, and measures what each table loses.
-
-Measures what a table loses when it is stored in fewer bits: errors of numbers, angles of rows, changed neighbours.
+"""Reduces an artifact's tables to fewer bits, and measures what each table loses: errors, angles, changed neighbours.
 
 Rows with NaN or infinity, and angles of rows of zeros, are left out. Relative errors leave out numbers that are 0.
 
 >>> losses = Losses("int8")
 >>> losses.add(np.float32([[3, 4], [0, 0]]), np.float32([[3, 3], [0, 0]]))
->>> losses.largest_error, losses.mean_error, losses.largest_relative_error, round(losses.mean_cosine, 4)
-(1.0, 0.25, 0.25, 0.9899)
+>>> [round(value, 4) for value in losses.to_json().values() if value != "int8"]
+[1.0, 0.25, 0.25, 0.125, 0.9899]
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,7 @@ from model_export.graphs.reduced_table import REDUCED_KEY, Rounding, TableDtype,
 from model_export.graphs.source import SIGNATURE_OF_DEVICE
 from model_export.parity.integrity import VARIABLES_PREFIX, table_chunks, table_entry
 from model_export.parity.saved_table import SavedTable
-from model_export.statistics.table_health import Progress
+from model_export.statistics.table_health import Progress, sample_ids, unit_rows
 from service.artifact.bundle import prefix_of, read_bundle
 from service.artifact.manifest import ADOPTED_FROM, Manifest, SignatureEntry, TableEntry
 from service.artifact.protos import message_class
@@ -46,18 +43,14 @@ _BLOCK_ROWS = 100
 _TIE = 1e-6
 
 
-@dataclass(slots=True)
 class Losses:
-    """Errors of one table's rows, summed up for their means. Concurrency: one caller at a time.
+    """Errors of one table's rows. Pass its rows to add(), a block at a time. Concurrency: one caller at a time."""
 
-    Pass the table's rows to add(), a block at a time.
-    """
-
-    dtype: str
-    largest_error: float = 0.0
-    largest_relative_error: float = 0.0
-    _sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("error", "relative", "cosine"), 0.0))
-    _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("error", "relative", "cosine"), 0))
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+        self._largest = {"error": 0.0, "relative_error": 0.0}
+        self._sums = dict.fromkeys(("error", "relative_error", "cosine"), 0.0)
+        self._counts = dict.fromkeys(self._sums, 0)
 
     def add(self, trained: Array, stored: Array) -> None:
         is_finite = np.isfinite(trained).all(axis=1)
@@ -65,57 +58,27 @@ class Losses:
         if not exact.size:
             return
         errors = np.abs(found - exact)
-        self.largest_error = max(self.largest_error, float(errors.max()))
-        self._count("error", errors)
         is_some = exact != 0
         relative = errors[is_some] / np.abs(exact[is_some])
-        self.largest_relative_error = max(self.largest_relative_error, float(relative.max(initial=0)))
-        self._count("relative", relative)
         lengths = np.linalg.norm(exact, axis=1)
         products = lengths * np.linalg.norm(found, axis=1)
         # A row that became all zeros has no angle to the trained row; its cosine counts as 0.
         cosines = np.divide((exact * found).sum(axis=1), products, out=np.zeros_like(products), where=products > 0)
-        self._count("cosine", np.minimum(cosines[lengths > 0], 1.0))
-
-    @property
-    def mean_error(self) -> float:
-        """Mean absolute error of a reduced table's numbers; rows with NaN or infinity are left out."""
-        return self._mean("error", 0.0)
-
-    @property
-    def mean_relative_error(self) -> float:
-        """Mean relative error of a reduced table's numbers; trained numbers that are 0 are left out."""
-        return self._mean("relative", 0.0)
-
-    @property
-    def mean_cosine(self) -> float:
-        """Mean cosine between each trained row and the row in fewer bits that lookups read."""
-        return self._mean("cosine", 1.0)
+        cosines = np.minimum(cosines[lengths > 0], 1.0)
+        for what, numbers in (("error", errors), ("relative_error", relative), ("cosine", cosines)):
+            if what in self._largest:
+                self._largest[what] = max(self._largest[what], float(numbers.max(initial=0)))
+            self._sums[what] += float(numbers.sum())
+            self._counts[what] += numbers.size
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "dtype": self.dtype,
-            "largest_error": self.largest_error,
-            "mean_error": self.mean_error,
-            "largest_relative_error": self.largest_relative_error,
-            "mean_relative_error": self.mean_relative_error,
-            "mean_cosine": self.mean_cosine,
-        }
-
-    def _count(self, what: str, numbers: Array) -> None:
-        self._sums[what] += float(numbers.sum())
-        self._counts[what] += numbers.size
-
-    def _mean(self, what: str, otherwise: float) -> float:
-        return self._sums[what] / self._counts[what] if self._counts[what] else otherwise
-
-
-def sample_rows(vocabulary_size: int) -> Array:
-    """Returns [N] ascending ids of the rows among which neighbours are searched: all rows, or a seeded sample."""
-    if vocabulary_size <= MOST_CANDIDATES:
-        return np.arange(vocabulary_size)
-    random = np.random.default_rng(_SEED)
-    return np.sort(random.choice(vocabulary_size, MOST_CANDIDATES, replace=False))
+        """Returns the largest and the mean error, absolute and relative, and the mean cosine to the trained rows."""
+        found: dict[str, Any] = {"dtype": self._dtype}
+        for what, total in self._sums.items():
+            if what in self._largest:
+                found[f"largest_{what}"] = self._largest[what]
+            found[f"mean_{what}"] = total / self._counts[what] if self._counts[what] else float(what == "cosine")
+        return found
 
 
 def neighbours_kept(
@@ -140,7 +103,7 @@ def neighbours_kept(
       recall_at_10 (None if there are fewer than two rows), queries, candidates, rows (of the table), neighbours.
     """
     is_used = np.isfinite(trained).all(axis=1) & (np.abs(trained).max(axis=1) > 0)
-    exact, found = _unit(trained[is_used]), _unit(stored[is_used])
+    exact, found = unit_rows(trained[is_used]), unit_rows(stored[is_used])
     candidates = len(exact)
     neighbours = min(NEIGHBOURS, candidates - 1)
     record = {
@@ -196,12 +159,6 @@ def report_lines(name: str, record: Mapping[str, Any]) -> list[str]:
             f"{what}, looked for among {record['candidates']:,} of {record['rows']:,}"
         )
     return lines
-
-
-def _unit(rows: Array) -> Array:
-    lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
-    unit: Array = np.divide(rows, lengths, out=np.zeros(rows.shape), where=lengths > 0).astype(np.float32)
-    return unit
 
 
 def _others(cosines: Array, block: Array) -> Array:
@@ -395,7 +352,7 @@ def _neighbours(
     dtype: str,
     progress: Callable[[str], Progress],
 ) -> dict[str, Any]:
-    ids = sample_rows(entry.vocabulary_size)
+    ids = sample_ids(entry.vocabulary_size, seed=_SEED, limit=MOST_CANDIDATES)
     written = _entry(artifact, prefix, keys, entry, dtype)
     trained, stored = (_rows_of(artifact, part, ids) for part in (entry, written))
     show = progress("looking for neighbours")

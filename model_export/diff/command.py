@@ -9,8 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from model_export.diff.html import to_html
-from model_export.diff.text import to_text
+from model_export.diff.sections import to_html, to_text
 from model_export.errors import ExportError
 from model_export.folder_checks import check_saved_model
 from service.comparison.document import VersionDiff

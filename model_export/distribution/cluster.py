@@ -86,28 +86,31 @@ class ClusterTask:
 
 def lists_parameter_servers(text: str | None) -> bool:
     """Says whether a value of TF_CONFIG makes this process a part of a cluster with parameter servers."""
-    try:
-        data = json.loads(text or "{}")
-    except ValueError:
-        return False
-    cluster = data.get("cluster") if isinstance(data, dict) else None
-    return isinstance(cluster, dict) and bool(cluster.get("ps")) and _task(data)[0] != "evaluator"
+    data = _read(text)
+    return bool(_tasks(data).get("ps")) and _task(data)[0] != "evaluator"
 
 
 def number_of_processes(text: str | None) -> int:
     """Returns the number of processes that a value of TF_CONFIG lists, without evaluators; 1 if it lists none."""
+    return max(1, sum(len(addresses) for kind, addresses in _tasks(_read(text)).items() if kind != "evaluator"))
+
+
+def _read(text: str | None) -> Any:
+    # A training in one process ignores a value that is not JSON.
     try:
-        data = json.loads(text or "{}")
+        return json.loads(text or "{}")
     except ValueError:
-        return 1
+        return {}
+
+
+def _tasks(data: Any) -> Mapping[str, Any]:
     cluster = data.get("cluster") if isinstance(data, dict) else None
-    tasks = cluster.items() if isinstance(cluster, dict) else ()
-    return max(1, sum(len(addresses) for kind, addresses in tasks if kind != "evaluator"))
+    return cluster if isinstance(cluster, dict) else {}
 
 
 def _cluster(data: Any, distribution: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    given = data.get("cluster") if isinstance(data, dict) else None
-    if not isinstance(given, dict) or not given:
+    given = _tasks(data)
+    if not given:
         return {}, ["it has no object `cluster`"]
     tasks, faults = _TASKS[distribution], []
     cluster: dict[str, tuple[str, ...]] = {}

@@ -18,31 +18,6 @@ def latest_checkpoint(model_dir: str) -> str | None:
     return path
 
 
-def trained_checkpoint(model_dir: str, checkpoint_path: str | None = None) -> str:
-    """Returns `checkpoint_path`, or the newest checkpoint's path if it is None; raises ValueError if there is none."""
-    path = checkpoint_path or latest_checkpoint(model_dir)
-    if path is None:
-        raise ValueError(f"Could not find trained model in model_dir: {model_dir}.")
-    return path
-
-
-def variable_names(model_dir: str) -> list[str]:
-    """Returns the names of all variables of the newest checkpoint; raises ValueError if there is no checkpoint."""
-    return [name for name, _ in tf.train.list_variables(trained_checkpoint(model_dir))]
-
-
-def variable_value(model_dir: str, name: str) -> Any:
-    """Returns a variable of the newest checkpoint as an array.
-
-    Raises:
-      ValueError: there is no checkpoint, or it has no such variable.
-    """
-    reader = tf.train.load_checkpoint(trained_checkpoint(model_dir))
-    if not reader.has_tensor(name):
-        raise ValueError(f"{name!r} is not in the checkpoint, which has {sorted(reader.get_variable_to_shape_map())}")
-    return reader.get_tensor(name)
-
-
 def global_step(checkpoint: str | None) -> int:
     """Returns the global step at which a checkpoint was saved; 0 if `checkpoint` is None."""
     if checkpoint is None:

@@ -9,9 +9,9 @@ Source: tensorflow/python/tpu/tpu_optimizer.py at v2.21.0.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,55 +29,26 @@ class _Unwrapping:
     is_logged: bool = False
 
 
-class _PatchedMethods:
-    """The patch of two methods of CrossShardOptimizer, installed while any thread is inside an `unwrapped` block.
-
-    TensorFlow has no hook for this. Threads that are not inside `unwrapped` still run the original methods.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._thread = threading.local()
-        self._originals = (_WRAPPER.compute_gradients, _WRAPPER.apply_gradients)
-
-    @property
-    def active(self) -> _Unwrapping | None:
-        """The state of this thread's innermost `unwrapped` block; None if the thread is in no such block."""
-        found: _Unwrapping | None = getattr(self._thread, "active", None)
-        return found
-
-    @contextmanager
-    def installed(self, state: _Unwrapping) -> Iterator[None]:
-        outer = self.active
-        with self._lock:
-            if not self._users:
-                self._originals = (_WRAPPER.compute_gradients, _WRAPPER.apply_gradients)
-                _WRAPPER.compute_gradients = self._replacement(self._originals[0], "compute_gradients")
-                _WRAPPER.apply_gradients = self._replacement(self._originals[1], "apply_gradients")
-            self._users += 1
-        self._thread.active = state
-        try:
-            yield
-        finally:
-            self._thread.active = outer
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    _WRAPPER.compute_gradients, _WRAPPER.apply_gradients = self._originals
-
-    def _replacement(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def method(wrapper: Any, *args: Any, **named: Any) -> Any:
-            state = self.active
-            if state is None:
-                return original(wrapper, *args, **named)
-            _check(wrapper, state)
-            return getattr(wrapper._opt, name)(*args, **named)
-
-        return method
+# The state of the innermost `unwrapped` block of the running thread; None outside of all blocks.
+_ACTIVE: ContextVar[_Unwrapping | None] = ContextVar("unwrapping", default=None)
 
 
-_METHODS = _PatchedMethods()
+def _patch(name: str) -> None:
+    # TensorFlow has no hook for this. Code that runs outside of an `unwrapped` block still gets the original method.
+    original = getattr(_WRAPPER, name)
+
+    def method(wrapper: Any, *args: Any, **named: Any) -> Any:
+        state = _ACTIVE.get()
+        if state is None:
+            return original(wrapper, *args, **named)
+        _check(wrapper, state)
+        return getattr(wrapper._opt, name)(*args, **named)
+
+    setattr(_WRAPPER, name, method)
+
+
+_patch("compute_gradients")
+_patch("apply_gradients")
 
 
 @contextmanager
@@ -93,8 +64,11 @@ def unwrapped(num_shards: int | None) -> Iterator[None]:
       ValueError: a CrossShardOptimizer has a group_assignment of several replicas, or sums the gradients of several
         shards.
     """
-    with _METHODS.installed(_Unwrapping(num_shards)):
+    token = _ACTIVE.set(_Unwrapping(num_shards))
+    try:
         yield
+    finally:
+        _ACTIVE.reset(token)
 
 
 def _check(wrapper: Any, state: _Unwrapping) -> None:

@@ -1,12 +1,9 @@
 """The tables of an estimator's EmbeddingConfigSpec: their variables, lookups and activations.
 
-Hides embedding tables from model_fn's own optimizer. On a TPU the tables are not even variables of the model.
-
-While model_fn runs, each table's variable is recognised when a column creates it, and is removed from the collection of
+On a TPU the tables are not even variables of the model, so they are hidden from model_fn's own optimizer. While
+model_fn runs, each table's variable is recognised when a column creates it, and is removed from the collection of
 trainable variables, so that an optimizer's minimize() does not see it. Afterwards the variable is trainable again, for
 warm starts and for the gradients that model_export.training.table_optimizers needs.
-
-Replaces ids by looked-up vectors in the features that model_fn gets, as feature_to_config_dict says.
 
 Source: tensorflow_estimator/python/estimator/tpu/_tpu_estimator_embedding.py, split_inputs, at 2.15.
 """

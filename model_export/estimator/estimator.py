@@ -55,6 +55,10 @@ class EmbeddingEstimator:
       ValueError, TypeError: as TPUEstimator for the same arguments.
 
     Concurrency: one caller at a time; model_dir belongs to one estimator while it trains.
+
+    Attributes:
+      model: the functions, params and batch sizes from which the estimator builds its graphs.
+      api_version: ExportSavedModelApiVersion. export_to_tpu, export_to_cpu: as in the arguments.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class EmbeddingEstimator:
         if embedding_config_spec is not None and not isinstance(embedding_config_spec, EmbeddingConfigSpec):
             raise ValueError(f"embedding_config_spec must be an EmbeddingConfigSpec, got {type(embedding_config_spec)}")
         self._config = config.replace(model_dir=_model_dir(model_dir, config))
-        self._model = Model(
+        self.model = Model(
             model_fn=model_fn,  # type: ignore[arg-type]  # checked
             params=copy.deepcopy(dict(params or {})),
             config=self._config,
@@ -101,14 +105,13 @@ class EmbeddingEstimator:
         self._warm_start = warm_start_settings(warm_start_from)
         # Whether this estimator has begun a training in several processes, which it can do only once.
         self._is_used = False
-        self._export_to_tpu, self._export_to_cpu = export_to_tpu, export_to_cpu
-        self._api_version = _api_version(export_saved_model_api_version)
+        self.export_to_tpu, self.export_to_cpu = export_to_tpu, export_to_cpu
+        self.api_version = _api_version(export_saved_model_api_version)
 
     @property
     def model_dir(self) -> str:
         """Folder of the estimator's checkpoints and summaries."""
-        assert self._config.model_dir is not None  # __init__ set it
-        return self._config.model_dir
+        return str(self._config.model_dir)
 
     @property
     def config(self) -> RunConfig:
@@ -118,27 +121,7 @@ class EmbeddingEstimator:
     @property
     def params(self) -> dict[str, Any]:
         """A copy of params."""
-        return copy.deepcopy(dict(self._model.params))
-
-    @property
-    def model(self) -> Model:
-        """Returns the Model, the functions, params and batch sizes from which the estimator builds its graphs."""
-        return self._model
-
-    @property
-    def export_to_tpu(self) -> bool:
-        """Whether exports of this estimator write a {serve,tpu} MetaGraph."""
-        return self._export_to_tpu
-
-    @property
-    def export_to_cpu(self) -> bool:
-        """Whether exports of this estimator write a {serve} MetaGraph."""
-        return self._export_to_cpu
-
-    @property
-    def api_version(self) -> ExportSavedModelApiVersion:
-        """The export API version. It says whether estimator or model_fn places a {serve,tpu} graph on the TPU."""
-        return self._api_version
+        return copy.deepcopy(dict(self.model.params))
 
     @property
     def warm_start_checkpoint(self) -> str | None:
@@ -191,7 +174,7 @@ class EmbeddingEstimator:
                 return self
             if not is_done:
                 session_training.train(
-                    self._model,
+                    self.model,
                     input_fn,
                     model_dir=self.model_dir,
                     hooks=hooks,
@@ -223,7 +206,7 @@ class EmbeddingEstimator:
         if steps is not None and steps <= 0:
             raise ValueError(f"Must specify steps > 0, given: {steps}")
         return session_inference.evaluate(
-            self._model,
+            self.model,
             input_fn,
             steps=steps,
             hooks=_checked(hooks, tf.compat.v1.train.SessionRunHook, "Hooks must be a SessionRunHook"),
@@ -251,7 +234,7 @@ class EmbeddingEstimator:
           ValueError: none of predict_keys exists, or predictions that shall be split into rows differ in length.
         """
         return session_inference.predict(
-            self._model,
+            self.model,
             input_fn,
             predict_keys=predict_keys,
             hooks=_checked(hooks, tf.compat.v1.train.SessionRunHook, "Hooks must be a SessionRunHook"),
@@ -324,15 +307,24 @@ class EmbeddingEstimator:
 
     def get_variable_names(self) -> list[str]:
         """Returns the variable names of model_dir's newest checkpoint; raises ValueError if there is no checkpoint."""
-        return checkpoints.variable_names(self.model_dir)
+        return [name for name, _ in tf.train.list_variables(self._trained_checkpoint())]
 
     def get_variable_value(self, name: str) -> Any:
         """Returns the array of a variable in model_dir's newest checkpoint; raises ValueError if either is missing."""
-        return checkpoints.variable_value(self.model_dir, name)
+        reader = tf.train.load_checkpoint(self._trained_checkpoint())
+        if not reader.has_tensor(name):
+            known = sorted(reader.get_variable_to_shape_map())
+            raise ValueError(f"{name!r} is not in the checkpoint, which has {known}")
+        return reader.get_tensor(name)
 
     def eval_dir(self, name: str | None = None) -> str:
         """Returns the path of the folder for the summaries of the evaluation with the given name."""
         return os.path.join(self.model_dir, f"eval_{name}" if name else "eval")
+
+    def _trained_checkpoint(self) -> str:
+        if (path := self.latest_checkpoint()) is None:
+            raise ValueError(f"Could not find trained model in model_dir: {self.model_dir}.")
+        return path
 
 
 def _check_shares(config: RunConfig, train_batch_size: int | None, spec: EmbeddingConfigSpec | None) -> None:
@@ -365,7 +357,7 @@ def _check_for_tpu(config: RunConfig, sizes: Mapping[str, Any], embedding: Embed
 
 def _model_dir(model_dir: str | os.PathLike[str] | None, config: RunConfig) -> str:
     if model_dir is None:
-        return config.model_dir or tempfile.mkdtemp()
+        return os.fspath(config.model_dir or tempfile.mkdtemp())
     path = os.fspath(model_dir)
     if config.model_dir not in (None, path):
         raise ValueError(

@@ -1,12 +1,9 @@
-"""The contract of model_fn and input_fn: their arguments, modes, EstimatorSpec and export outputs.
+"""The contract of model_fn and input_fn: their arguments, modes, EstimatorSpec and heads (named outputs).
 
-Heads (named outputs) of an exported model, one signature each; TensorFlow 2.16 removed these classes.
+Each head of an exported model becomes one signature. TensorFlow 2.16 removed its classes of this contract.
 
-Source of the names of inputs and outputs: tensorflow/python/saved_model/model_utils/export_output.py.
-
-Defines EstimatorSpec, the result of a model_fn: it has the fields of TPUEstimatorSpec, and checks them.
-
-Source: tensorflow_estimator/python/estimator/model_fn.py and tpu/tpu_estimator.py at 2.15.
+Source: tensorflow_estimator/python/estimator/model_fn.py and tpu/tpu_estimator.py at 2.15; names of inputs and outputs:
+tensorflow/python/saved_model/model_utils/export_output.py.
 """
 
 from __future__ import annotations
@@ -14,8 +11,9 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from model_export.tensorflow_setup import tf
 
@@ -133,7 +131,7 @@ class PredictOutput(ExportOutput):
         for name, tensor in outputs.items():
             if not isinstance(name, str):
                 raise ValueError(f"Prediction output key must be a string; got {name}.")
-            if not _is_any_tensor(tensor):
+            if not isinstance(tensor, (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)):
                 raise ValueError(f"Prediction output value must be a Tensor; got {tensor}.")
         self.outputs = dict(outputs)
 
@@ -168,9 +166,9 @@ class ClassificationOutput(_ExamplesOutput):
     def __init__(self, scores: Any = None, classes: Any = None) -> None:
         if scores is None and classes is None:
             raise ValueError("Cannot create a ClassificationOutput with empty arguments. At least one is required.")
-        if scores is not None and not (_is_tensor(scores) and scores.dtype.is_floating):
+        if scores is not None and not (isinstance(scores, tf.Tensor) and scores.dtype.is_floating):
             raise ValueError(f"Classification scores must be a float32 Tensor; got {scores}")
-        if classes is not None and not (_is_tensor(classes) and classes.dtype == tf.string):
+        if classes is not None and not (isinstance(classes, tf.Tensor) and classes.dtype == tf.string):
             raise ValueError(f"Classification classes must be a string Tensor; got {classes}")
         self.scores, self.classes = scores, classes
         named = {"scores": scores, "classes": classes}
@@ -190,7 +188,7 @@ class RegressionOutput(_ExamplesOutput):
     method_name = "tensorflow/serving/regress"
 
     def __init__(self, value: Any) -> None:
-        if not (_is_tensor(value) and value.dtype.is_floating):
+        if not (isinstance(value, tf.Tensor) and value.dtype.is_floating):
             raise ValueError(f"Regression output value must be a float32 Tensor; got {value}")
         self.value = value
         self.outputs = {"outputs": value}
@@ -244,26 +242,11 @@ def signature_defs(
     return definitions
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, tf.Tensor)
-
-
-def _is_any_tensor(value: Any) -> bool:
-    return isinstance(value, (tf.Tensor, tf.SparseTensor, tf.RaggedTensor))
-
-
-class _Fields(NamedTuple):
-    mode: str
-    predictions: Any
-    loss: Any
-    train_op: Any
-    eval_metrics: Any
-    export_outputs: Any
-    scaffold_fn: Any
-    host_call: Any
-    training_hooks: tuple[Any, ...]
-    evaluation_hooks: tuple[Any, ...]
-    prediction_hooks: tuple[Any, ...]
+_Fields = namedtuple(
+    "_Fields",
+    "mode predictions loss train_op eval_metrics export_outputs scaffold_fn host_call training_hooks evaluation_hooks "
+    "prediction_hooks",
+)
 
 
 class EstimatorSpec(_Fields):

@@ -8,9 +8,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from model_export.estimator.embedding_tables import DEFAULT_MAX_IDS_PER_ROW, loo
 from model_export.estimator.estimator_spec import ModeKeys
 from model_export.estimator.model_graph import ServingGraph, cpu_serving_graph, tpu_serving_graph
 from model_export.export_model import export
+from model_export.exporter.artifact import add_extra_files
 from model_export.exporter.versions import existing_versions
 from model_export.graphs.lookup_graph import build_lookup, vocabulary_tables
 from model_export.graphs.reduced_graph import ReducedGraphVariables
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 
 SERVE, TPU = "serve", "tpu"
+# Types of the params that provenance records.
+_PLAIN = (type(None), bool, int, float, str)
 
 
 class EstimatorSource:
@@ -96,7 +98,7 @@ class EstimatorSource:
             "trained_by": "EmbeddingEstimator",
             "checkpoint": Path(self._checkpoint).name,
             "step": checkpoints.global_step(self._checkpoint),
-            "params": {name: value for name, value in self._estimator.params.items() if _is_plain(value)},
+            "params": {name: value for name, value in self._estimator.params.items() if isinstance(value, _PLAIN)},
             "history": checkpoints.loss_history(self._estimator.model_dir),
         }
         if embedding is not None and embedding.optimization_parameters is not None:
@@ -203,7 +205,8 @@ class EstimatorSource:
             fields = example_fields(self._graph.get_tensor_by_name(inputs[key].name))
             if fields is not None:
                 # The signature's one input holds tf.Examples, so no feature has an input of its own.
-                return PredictSignature((), key, _float_fields(fields), self._weight_fields(fields))
+                floats = {name: size for name, (dtype, size) in fields.dense.items() if dtype == "float32"}
+                return PredictSignature((), key, floats, self._weight_fields(fields))
         return PredictSignature(features)
 
     def _weight_fields(self, fields: ExampleFields) -> dict[str, str]:
@@ -246,14 +249,6 @@ def _mapped(entry: BundleEntry) -> Array:
     return table
 
 
-def _float_fields(fields: ExampleFields) -> dict[str, int]:
-    return {name: size for name, (dtype, size) in fields.dense.items() if dtype == "float32"}
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
 class _quiet(warnings.catch_warnings):
     # Silences TensorFlow's warning that the v1 builder is deprecated in favour of tf.saved_model.save, which can not
     # write v1 graphs.
@@ -263,10 +258,9 @@ class _quiet(warnings.catch_warnings):
         return entered
 
 
-@dataclass(frozen=True, slots=True)
-class ExampleFields:
-    names: tuple[str, ...] = ()
-    dense: dict[str, tuple[str, int]] = field(default_factory=dict)
+class ExampleFields(NamedTuple):
+    names: tuple[str, ...]
+    dense: dict[str, tuple[str, int]]
 
 
 def example_fields(examples: Any) -> ExampleFields | None:
@@ -348,10 +342,7 @@ def _export_tpu_only(source: EstimatorSource, target: Path, assets_extra: Mappin
     try:
         artifact = temporary / target.name
         source.save_tpu_only(artifact)
-        for path, file in assets_extra.items():
-            copy = artifact / "assets.extra" / path
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
+        add_extra_files(artifact, {path: Path(file) for path, file in assets_extra.items()})
         publish_folder(artifact, target, is_new=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -13,7 +13,7 @@ import copy
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,7 @@ class TPUConfig:
             )
 
 
+@dataclass(eq=False)
 class RunConfig:
     """Settings of an estimator: model folder, random seed, checkpoints, summaries and session.
 
@@ -121,64 +122,39 @@ class RunConfig:
       ExportError: TF_CONFIG does not fit train_distribute.
     """
 
-    _FIELDS = (
-        "tpu_config evaluation_master master cluster model_dir tf_random_seed save_summary_steps "
-        "save_checkpoints_steps save_checkpoints_secs session_config keep_checkpoint_max "
-        "keep_checkpoint_every_n_hours log_step_count_steps train_distribute device_fn protocol eval_distribute "
-        "experimental_distribute experimental_max_worker_delay_secs session_creation_timeout_secs "
-        "checkpoint_save_graph_def"
-    ).split()
+    tpu_config: TPUConfig = field(default_factory=TPUConfig)
+    evaluation_master: str | None = None
+    master: str | None = None
+    cluster: Any = None
+    _: KW_ONLY
+    model_dir: str | os.PathLike[str] | None = None
+    tf_random_seed: int | None = None
+    save_summary_steps: int | None = 100
+    save_checkpoints_steps: int | None = _UNSET
+    save_checkpoints_secs: float | None = _UNSET
+    session_config: Any = None
+    keep_checkpoint_max: int | None = 5
+    keep_checkpoint_every_n_hours: float = 10000
+    log_step_count_steps: int | None = 100
+    train_distribute: Any = None
+    device_fn: Callable[[Any], str] | None = None
+    protocol: str | None = None
+    eval_distribute: Any = None
+    experimental_distribute: Any = None
+    experimental_max_worker_delay_secs: int | None = None
+    session_creation_timeout_secs: int = 7200
+    checkpoint_save_graph_def: bool = True
 
-    def __init__(
-        self,
-        tpu_config: TPUConfig | None = None,
-        evaluation_master: str | None = None,
-        master: str | None = None,
-        cluster: Any = None,
-        *,
-        model_dir: str | os.PathLike[str] | None = None,
-        tf_random_seed: int | None = None,
-        save_summary_steps: int | None = 100,
-        save_checkpoints_steps: int | None = _UNSET,
-        save_checkpoints_secs: float | None = _UNSET,
-        session_config: Any = None,
-        keep_checkpoint_max: int | None = 5,
-        keep_checkpoint_every_n_hours: float = 10000,
-        log_step_count_steps: int | None = 100,
-        train_distribute: Any = None,
-        device_fn: Callable[[Any], str] | None = None,
-        protocol: str | None = None,
-        eval_distribute: Any = None,
-        experimental_distribute: Any = None,
-        experimental_max_worker_delay_secs: int | None = None,
-        session_creation_timeout_secs: int = 7200,
-        checkpoint_save_graph_def: bool = True,
-    ) -> None:
-        if save_checkpoints_steps is _UNSET and save_checkpoints_secs is _UNSET:
-            save_checkpoints_secs = 600
-        save_checkpoints_steps = None if save_checkpoints_steps is _UNSET else save_checkpoints_steps
-        save_checkpoints_secs = None if save_checkpoints_secs is _UNSET else save_checkpoints_secs
-        self.tpu_config = tpu_config or TPUConfig()
-        self.master = master or ""
-        self.evaluation_master = evaluation_master if evaluation_master is not None else self.master
-        self.cluster = cluster
-        self.model_dir = None if model_dir is None else os.fspath(model_dir)
-        self.tf_random_seed = tf_random_seed
-        self.save_summary_steps = save_summary_steps
-        self.save_checkpoints_steps = save_checkpoints_steps
-        self.save_checkpoints_secs = save_checkpoints_secs
-        self.session_config = session_config
-        self.keep_checkpoint_max = keep_checkpoint_max
-        self.keep_checkpoint_every_n_hours = keep_checkpoint_every_n_hours
-        self.log_step_count_steps = log_step_count_steps
-        self.train_distribute = train_distribute
-        self.device_fn = device_fn
-        self.protocol = protocol
-        self.eval_distribute = eval_distribute
-        self.experimental_distribute = experimental_distribute
-        self.experimental_max_worker_delay_secs = experimental_max_worker_delay_secs
-        self.session_creation_timeout_secs = session_creation_timeout_secs
-        self.checkpoint_save_graph_def = checkpoint_save_graph_def
+    def __post_init__(self) -> None:
+        if self.save_checkpoints_steps is _UNSET and self.save_checkpoints_secs is _UNSET:
+            self.save_checkpoints_secs = 600
+        for name in ("save_checkpoints_steps", "save_checkpoints_secs"):
+            if getattr(self, name) is _UNSET:
+                setattr(self, name, None)
+        self.tpu_config = self.tpu_config or TPUConfig()
+        self.master = self.master or ""
+        self.evaluation_master = self.master if self.evaluation_master is None else self.evaluation_master
+        self.model_dir = None if self.model_dir is None else os.fspath(self.model_dir)
         self._check()
 
         self.distribution = self._distribution()
@@ -195,7 +171,7 @@ class RunConfig:
 
     def replace(self, **changes: Any) -> RunConfig:
         """Returns a changed copy of this RunConfig; setting one checkpoint interval does not unset the other one."""
-        same = {name: getattr(self, name) for name in self._FIELDS}
+        same = {one.name: getattr(self, one.name) for one in fields(self)}
         # The tf.distribute strategy is not copied: in code that a strategy's replicas run, TensorFlow gives the
         # original strategy as the current one, never a copy.
         copied = {name: value if name == "train_distribute" else copy.copy(value) for name, value in same.items()}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from model_export.estimator.checkpoints import WarmStartSettings, warm_start
-from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys, call_input_fn, call_on_host
+from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys, call_on_host
 from model_export.estimator.model_graph import Model, build_model_graph
-from model_export.estimator.session_training import RunEachStep, features_and_labels
+from model_export.estimator.session_training import host_call_hooks, start_graph
 from model_export.tensorflow_setup import tf
 
 
@@ -28,27 +28,16 @@ def predict(
     """Yields an estimator's predictions, one row or one batch at a time, until the input ends."""
     # The caller may change the default graph between two items of this generator, so each step enters the generator's
     # graph again.
-    v1 = tf.compat.v1
-    config = model.config
+    # The caller may change the default graph between two items of this generator, so each step enters the generator's
+    # graph again.
     graph = tf.Graph()
     with graph.as_default():
-        v1.set_random_seed(config.tf_random_seed)
-        v1.train.create_global_step(graph)
-        with tf.device("/cpu:0"):
-            result = call_input_fn(
-                input_fn, params=model.params_for(ModeKeys.PREDICT, use_tpu=None), config=config, mode=ModeKeys.PREDICT
-            )
-            features, _, input_hooks = features_and_labels(result)
+        features, _, input_hooks = start_graph(model, input_fn, ModeKeys.PREDICT)
         spec = build_model_graph(model, features, None, ModeKeys.PREDICT).spec
-        if checkpoint is None and warm_start_settings is not None:
-            warm_start(warm_start_settings)
         predictions = _chosen(spec.predictions, predict_keys)
-        creator = v1.train.ChiefSessionCreator(
-            spec.scaffold_fn() if spec.scaffold_fn else v1.train.Scaffold(),
-            config=config.session_config,
-            checkpoint_filename_with_path=checkpoint,
-        )
-        session = v1.train.MonitoredSession(creator, [*input_hooks, *hooks, *spec.prediction_hooks])
+        creator = _session_creator(model, spec, checkpoint, warm_start_settings)
+        all_hooks = [*input_hooks, *hooks, *spec.prediction_hooks]
+        session = tf.compat.v1.train.MonitoredSession(creator, all_hooks)
     try:
         while not session.should_stop():
             with graph.as_default():
@@ -63,6 +52,19 @@ def predict(
     finally:
         with graph.as_default():
             session.close()
+
+
+def _session_creator(
+    model: Model, spec: EstimatorSpec, checkpoint: str | None, warm_start_settings: WarmStartSettings | None
+) -> Any:
+    if checkpoint is None and warm_start_settings is not None:
+        warm_start(warm_start_settings)
+    v1 = tf.compat.v1
+    return v1.train.ChiefSessionCreator(
+        spec.scaffold_fn() if spec.scaffold_fn else v1.train.Scaffold(),
+        config=model.config.session_config,
+        checkpoint_filename_with_path=checkpoint,
+    )
 
 
 def _chosen(predictions: Any, keys: Sequence[str] | None) -> Any:
@@ -109,28 +111,15 @@ def evaluate(
       summary_dir: folder into which the values are also written, as summaries.
     """
     v1 = tf.compat.v1
-    config = model.config
-    with tf.Graph().as_default() as graph:
-        v1.set_random_seed(config.tf_random_seed)
-        step = v1.train.create_global_step(graph)
-        with tf.device("/cpu:0"):
-            result = call_input_fn(
-                input_fn, params=model.params_for(ModeKeys.EVAL, use_tpu=None), config=config, mode=ModeKeys.EVAL
-            )
-            features, labels, input_hooks = features_and_labels(result)
+    with tf.Graph().as_default():
+        features, labels, input_hooks = start_graph(model, input_fn, ModeKeys.EVAL)
         spec = build_model_graph(model, features, labels, ModeKeys.EVAL).spec
         metrics = _metrics(spec)
-        if checkpoint is None and warm_start_settings is not None:
-            warm_start(warm_start_settings)
-        final = v1.train.FinalOpsHook({**{name: value for name, (value, _) in metrics.items()}, GLOBAL_STEP: step})
+        values_of = {name: value for name, (value, _) in metrics.items()}
+        final = v1.train.FinalOpsHook({**values_of, GLOBAL_STEP: v1.train.get_global_step()})
         updates = tf.group(*(update for _, update in metrics.values()))
-        host_call = [] if spec.host_call is None else [RunEachStep(call_on_host(spec.host_call))]
-        creator = v1.train.ChiefSessionCreator(
-            spec.scaffold_fn() if spec.scaffold_fn else v1.train.Scaffold(),
-            config=config.session_config,
-            checkpoint_filename_with_path=checkpoint,
-        )
-        all_hooks = [*input_hooks, *hooks, *spec.evaluation_hooks, *host_call, final]
+        creator = _session_creator(model, spec, checkpoint, warm_start_settings)
+        all_hooks = [*input_hooks, *hooks, *spec.evaluation_hooks, *host_call_hooks(spec), final]
         done = 0
         with v1.train.MonitoredSession(creator, all_hooks) as session:
             while not session.should_stop() and (steps is None or done < steps):

@@ -44,6 +44,15 @@ def features_and_labels(result: Any) -> tuple[Any, Any, list[Any]]:
     return features, labels, hooks
 
 
+def start_graph(model: Model, input_fn: Callable[..., Any], mode: str) -> tuple[Any, Any, list[Any]]:
+    """Adds the global step and the input of a mode to the current graph; returns what features_and_labels() returns."""
+    tf.compat.v1.set_random_seed(model.config.tf_random_seed)
+    tf.compat.v1.train.create_global_step()
+    with tf.device("/cpu:0"):
+        params = model.params_for(mode, use_tpu=None)
+        return features_and_labels(call_input_fn(input_fn, params=params, config=model.config, mode=mode))
+
+
 class _InitializeDataset(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def __init__(self, initializer: Any) -> None:
         self._initializer = initializer
@@ -64,24 +73,14 @@ def train(
     saving_listeners: Sequence[Any],
     warm_start_settings: WarmStartSettings | None,
     processes: OneProcess,
-) -> float | None:
-    """Trains, starting at the newest checkpoint of model_dir, until a hook requests a stop or the input ends.
-
-    Returns:
-      The last step's loss; None if no step was made.
-    """
+) -> None:
+    """Trains, starting at the newest checkpoint of model_dir, until a hook requests a stop or the input ends."""
     v1 = tf.compat.v1
     config = model.config
     if processes.is_chief:
         checkpoints.remove_unfinished(model_dir)
     with tf.Graph().as_default() as graph, graph.device(config.device_fn), processes.placing():
-        tf.compat.v1.set_random_seed(config.tf_random_seed)
-        step = v1.train.create_global_step(graph)
-        with tf.device("/cpu:0"):
-            result = call_input_fn(
-                input_fn, params=model.params_for(ModeKeys.TRAIN, use_tpu=None), config=config, mode=ModeKeys.TRAIN
-            )
-            features, labels, input_hooks = features_and_labels(result)
+        features, labels, input_hooks = start_graph(model, input_fn, ModeKeys.TRAIN)
         seen = dict(features) if isinstance(features, dict) else {}
         built = build_model_graph(model, features, labels, ModeKeys.TRAIN, processes=processes)
         spec = built.spec
@@ -95,27 +94,38 @@ def train(
             *input_hooks,
             *hooks,
             v1.train.NanTensorHook(spec.loss),
-            *_log_hooks(spec.loss, step, config),
+            *_log_hooks(spec.loss, config),
             *spec.training_hooks,
-            *_host_call_hooks(spec),
-            *(statistics_hooks(model.embedding, seen) if processes.is_chief else ()),
+            *host_call_hooks(spec),
+            *(_statistics_hooks(model.embedding, seen) if processes.is_chief else ()),
         ]
         savers = [hook for hook in all_hooks if isinstance(hook, v1.train.CheckpointSaverHook)]
-        chief_hooks = _step_rate_hooks(model_dir, config)
+        chief_hooks = []
+        if config.log_step_count_steps is not None:
+            chief_hooks.append(StepRateHook(every_n_steps=config.log_step_count_steps, output_dir=model_dir))
         if not savers and (config.save_checkpoints_secs or config.save_checkpoints_steps):
-            savers = [_saver_hook(model_dir, config, scaffold)]
+            savers = [
+                v1.train.CheckpointSaverHook(
+                    model_dir,
+                    save_secs=config.save_checkpoints_secs,
+                    save_steps=config.save_checkpoints_steps,
+                    scaffold=scaffold,
+                    save_graph_def=config.checkpoint_save_graph_def,
+                )
+            ]
             chief_hooks += savers
         if saving_listeners and not savers:
             raise ValueError(
                 "There should be a CheckpointSaverHook to use saving_listeners. Please set one of the "
                 "RunConfig.save_checkpoints_steps or RunConfig.save_checkpoints_secs."
             )
-        for listener in saving_listeners:
-            _listeners(savers[0]).append(listener)
+        # TensorFlow's CheckpointSaverHook has no public method that adds a listener.
+        if saving_listeners:
+            savers[0]._listeners += saving_listeners
         if built.training is not None:
             # Write pending gradients into the tables before the saver and all other listeners read the tables.
             for saver in savers:
-                _listeners(saver).insert(0, _Flush(built.training.flush))
+                saver._listeners.insert(0, _Flush(built.training.flush))
             all_hooks.append(_TableSteps(built))
         arguments = {
             "checkpoint_dir": model_dir,
@@ -141,7 +151,6 @@ def train(
             processes.finish_steps()
     if loss is None:
         _LOGGER.warning("training made no step: the input is empty, or the steps are done")
-    return None if loss is None else float(loss)
 
 
 class _TableSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
@@ -185,15 +194,8 @@ class RunEachStep(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return tf.compat.v1.train.SessionRunArgs(self._fetches)
 
 
-def _host_call_hooks(spec: Any) -> list[Any]:
+def host_call_hooks(spec: Any) -> list[Any]:
     return [] if spec.host_call is None else [RunEachStep(call_on_host(spec.host_call))]
-
-
-def _listeners(saver: Any) -> list[Any]:
-    # Returns the private list of listeners, because TensorFlow's CheckpointSaverHook has no public method that adds a
-    # listener.
-    listeners: list[Any] = saver._listeners
-    return listeners
 
 
 def _add_saver(scaffold: Any, config: RunConfig) -> None:
@@ -209,16 +211,6 @@ def _add_saver(scaffold: Any, config: RunConfig) -> None:
         v1.add_to_collection(v1.GraphKeys.SAVERS, saver)
 
 
-def _saver_hook(model_dir: str, config: RunConfig, scaffold: Any) -> Any:
-    return tf.compat.v1.train.CheckpointSaverHook(
-        model_dir,
-        save_secs=config.save_checkpoints_secs,
-        save_steps=config.save_checkpoints_steps,
-        scaffold=scaffold,
-        save_graph_def=config.checkpoint_save_graph_def,
-    )
-
-
 def _add_loss_summary(loss: Any) -> None:
     v1 = tf.compat.v1
     if not any(summary.op.name == "loss" for summary in v1.get_collection(v1.GraphKeys.SUMMARIES)):
@@ -226,24 +218,14 @@ def _add_loss_summary(loss: Any) -> None:
     v1.add_to_collection(v1.GraphKeys.LOSSES, loss)
 
 
-def _step_rate_hooks(model_dir: str, config: RunConfig) -> list[Any]:
+def _log_hooks(loss: Any, config: RunConfig) -> list[Any]:
     if config.log_step_count_steps is None:
         return []
-    return [StepRateHook(every_n_steps=config.log_step_count_steps, output_dir=model_dir)]
+    logged = {"loss": loss, "step": tf.compat.v1.train.get_global_step()}
+    return [tf.compat.v1.train.LoggingTensorHook(logged, config.log_step_count_steps)]
 
 
-def _log_hooks(loss: Any, step: Any, config: RunConfig) -> list[Any]:
-    if config.log_step_count_steps is None:
-        return []
-    return [tf.compat.v1.train.LoggingTensorHook({"loss": loss, "step": step}, config.log_step_count_steps)]
-
-
-def statistics_hooks(spec: EmbeddingConfigSpec | None, features: Mapping[str, Any]) -> list[Any]:
-    """Returns the hook that counts a training's ids; an empty list if the spec asks for no statistics.
-
-    Args:
-      features: the features that input_fn returned, in the current graph.
-    """
+def _statistics_hooks(spec: EmbeddingConfigSpec | None, features: Mapping[str, Any]) -> list[Any]:
     if spec is None or spec.profile_data_directory is None:
         return []
     model = lookup_spec(spec)

@@ -1,15 +1,11 @@
 """The part of one process in a training: alone, with workers that step together, or with parameter servers.
 
-A training under MultiWorkerMirroredStrategy: each worker holds all variables, and all workers step together.
+With MultiWorkerMirroredStrategy each worker holds all variables and runs its own TensorFlow 1 session. Its graph calls
+Python functions that exchange gradients with the other workers: TensorFlow's strategy transports them, outside of the
+session. All workers add the gradients up in the same order, so their variables stay equal to the bit.
 
-Each worker runs its own TensorFlow 1 session. Its graph calls Python functions that exchange gradients with the other
-workers: TensorFlow's strategy transports them, outside of the session. All workers add the gradients up in the same
-order, so their variables stay equal to the bit.
-
-A training with parameter servers: they hold all variables, and the chief and each worker train at their own pace.
-
-Each process builds the same TensorFlow 1 graph and runs it in a session of its own. Every table is split into one part
-for each parameter server.
+Parameter servers hold all variables, and the chief and each worker train at their own pace: each builds the same
+TensorFlow 1 graph and runs it in a session of its own. Every table is split into one part for each parameter server.
 """
 
 from __future__ import annotations

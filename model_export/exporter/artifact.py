@@ -162,18 +162,12 @@ def write_artifact(
 ) -> Path:
     """Exports a trained model as base/<version>/ and returns that folder.
 
+    The arguments are those of export_model.export(), but for these.
+
     Args:
       created: the time that provenance records.
-      version: number of the version; None: one above the highest in `base`, or 1.
       lookup_devices: devices to write a lookup signature for.
-      signatures: names of the lookup and predict signatures to write; None: all.
-      batch_sizes: ascending static sizes of the tensor-core lookup.
-      export_to_tpu: write a {serve,tpu} MetaGraph too.
-      allow_nonfinite: export a table that holds NaN or infinity; how many is then recorded in provenance.
-      warmup: write TensorFlow Serving's warm-up requests.
-      extra_files: path within assets.extra -> file to copy there.
-      table_dtype: dtype of the tables that lookups read, one for all or by table; None: float32.
-      labels: by table; those of the source, if it has any, are labels of the other tables.
+      labels: those of the source, if it has any, are labels of the other tables.
 
     Raises:
       ExportError: a signature is unknown, the version exists, a table holds NaN, the saved bytes differ from the

@@ -1,15 +1,7 @@
-"""Writes checkpoints: their index records, and tensors piece by piece.
+"""Writes checkpoints tensor by tensor, so that no tensor needs to fit into memory, and their index files.
 
-Writes a checkpoint's index file: makes records of tensors, joins records to an index, and replaces checksums.
-
-Source: tensorflow/core/lib/io/table_builder.cc, format.cc and tensorflow/core/protobuf/tensor_bundle.proto
-(TensorFlow 2.21).
-
-Writes a checkpoint tensor by tensor: new tensors from arrays, and tensors copied from another checkpoint.
-
-No tensor needs to fit into memory.
-
-Source: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, BundleWriter (TensorFlow 2.21).
+Source: tensorflow/core/lib/io/table_builder.cc, format.cc, tensorflow/core/protobuf/tensor_bundle.proto and
+tensorflow/core/util/tensor_bundle/tensor_bundle.cc, BundleWriter (TensorFlow 2.21).
 """
 
 from __future__ import annotations
@@ -31,6 +23,7 @@ from service.artifact.bundle import (
     tensor_records,
 )
 from service.artifact.hashes import crc32c_of, masked, masked_of
+from service.artifact.protos import varint
 from service.errors import ArtifactError
 from service.types import Array
 
@@ -94,23 +87,15 @@ def new_index(records: Mapping[bytes, bytes]) -> bytes:
 
 
 def _field(tag: int, value: int) -> bytes:
-    return bytes([tag]) + _varint(value)
+    return bytes([tag]) + varint(value)
 
 
 def _message(tag: int, content: bytes) -> bytes:
-    return bytes([tag]) + _varint(len(content)) + content
+    return bytes([tag]) + varint(len(content)) + content
 
 
 def _checksum_field(checksum: int) -> bytes:
     return bytes([_CHECKSUM]) + struct.pack("<I", checksum)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 128:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes(out) + bytes([value])
 
 
 def _without_fields(message: bytes, tags: Collection[int]) -> bytes:
@@ -134,7 +119,7 @@ def _without_fields(message: bytes, tags: Collection[int]) -> bytes:
 
 
 def _append(out: bytearray, block: bytes) -> bytes:
-    handle = _varint(len(out)) + _varint(len(block))
+    handle = varint(len(out)) + varint(len(block))
     # Two fields follow each block in an index file: the block's compression type (0: none), and the checksum of block
     # and type.
     out += block + b"\0" + struct.pack("<I", masked_of(block + b"\0"))
@@ -147,7 +132,7 @@ def _block(records: Sequence[tuple[bytes, bytes]]) -> bytes:
     for i, (key, value) in enumerate(records):
         if i and i % _RESTART_EVERY == 0:
             restarts.append(len(out))
-        out += _varint(0) + _varint(len(key)) + _varint(len(value)) + key + value
+        out += varint(0) + varint(len(key)) + varint(len(value)) + key + value
     return bytes(out) + b"".join(struct.pack("<I", number) for number in [*restarts, len(restarts)])
 
 

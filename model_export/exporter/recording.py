@@ -1,8 +1,7 @@
 """Makes requests for a new version, records the model's answers to them, and writes warm-up requests.
 
-Writes warm-up requests. TensorFlow Serving replays them when it loads a version, before it serves that version.
-
-There is one per signature, and one per static batch size of a padded lookup, so that XLA compiles all of them then.
+TensorFlow Serving replays warm-up requests when it loads a version, before it serves that version. There is one per
+signature, and one per static batch size of a padded lookup, so that XLA compiles all of them then.
 """
 
 from __future__ import annotations
@@ -145,17 +144,6 @@ def write_warmup(artifact: Path, requests: Mapping[str, list[Mapping[str, Array]
     return write_predictions(artifact / WARMUP_PATH, predictions[:MAX_WARMUP_RECORDS])
 
 
-def lookup_warmup(writer: CaseWriter, dtypes: Mapping[str, str]) -> Iterator[dict[str, Array]]:
-    """Yields warm-up requests of a lookup: one of 1 row, or one of each static batch size. Weights are left empty.
-
-    Args:
-      dtypes: dtype of each input of the signature.
-    """
-    for case in writer.predict_cases(writer.signature.batch_sizes or (1,)):
-        inputs = case.inputs(writer.signature)
-        yield {n: array if dtypes[n] == "string" else array.astype(dtypes[n]) for n, array in inputs.items()}
-
-
 def record_requests(
     artifact: Path, manifest: Manifest, source: ExportSource, parts: SavedParts, *, warmup: bool
 ) -> Manifest:
@@ -200,6 +188,8 @@ def _id_dtypes(source: ExportSource, inputs: Mapping[str, InputInfo]) -> dict[st
 def lookup_requests(
     artifact: Path, manifest: Manifest, entry: SignatureEntry, inputs: Mapping[str, InputInfo]
 ) -> list[dict[str, Array]]:
+    # One request of 1 row, or one of each static batch size. Weights are left empty.
     id_dtypes = {name: inputs[feature.ids].dtype for name, feature in entry.features.items()}
     writer = CaseWriter(manifest, entry, read_keys(artifact, manifest, id_dtypes), id_dtypes)
-    return list(lookup_warmup(writer, {name: info.dtype for name, info in inputs.items()}))
+    cases = (case.inputs(entry) for case in writer.predict_cases(entry.batch_sizes or (1,)))
+    return [{name: _cast(array, inputs[name].dtype) for name, array in case.items()} for case in cases]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from model_export.errors import ExportError
 from model_export.folder_checks import check_described
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.hashes import crc32c_of, masked
-from service.artifact.manifest import Manifest, TableEntry, TableScale
+from service.artifact.manifest import TableEntry, TableScale
 from service.errors import did_you_mean
 from service.remote.address import StoreAddress
 from service.remote.layout import NOTES, BlockFile, Pointer, TableLayout, layout_of_record
@@ -78,10 +78,7 @@ def push(
     Raises:
       ExportError: the folder, its checksums or the cluster are not as they should be.
     """
-    check_described(artifact)
-    manifest = Manifest.read(artifact)
-    # check_described() would have raised an ExportError if the artifact had no manifest.
-    assert manifest is not None
+    manifest = check_described(artifact)
     for name in tables:
         if name not in manifest.tables:
             raise ExportError(f"{artifact} has no table {name!r}{did_you_mean(name, list(manifest.tables))}")
@@ -247,28 +244,25 @@ class _Table:
     def _remove(self, fingerprint: str) -> int:
         record = f"{self._layout.record.partition('}')[0]}}}{fingerprint}"
         text = _text(self._client.get(record))
-        old = layout_of_record(text) if text is not None else None
-        count = 0
-        for some in () if old is None else _batches(range(old.num_blocks)):
-            # This loop has batches only if `old`, the layout of the removed fingerprint, is not None.
-            assert old is not None
-            with self._client.pipeline(transaction=False) as pipe:
-                for block in some:
-                    pipe.unlink(old.key(block))
-                count += sum(pipe.execute())
-            self._pace.spend(len(some) * old.block_rows * old.row_bytes)
-        for some in () if old is None else _batches(range(old.num_shards)):
-            assert old is not None
-            with self._client.pipeline(transaction=False) as pipe:
-                for shard in some:
-                    pipe.unlink(old.orders(shard))
-                pipe.execute()
+        old, count = None if text is None else layout_of_record(text), 0
         if old is not None:
+            for some in _batches(range(old.num_blocks)):
+                count += sum(self._unlink(map(old.key, some)))
+                self._pace.spend(len(some) * old.block_rows * old.row_bytes)
+            for some in _batches(range(old.num_shards)):
+                self._unlink(map(old.orders, some))
             self._client.unlink(*map(old.note, NOTES))
         # The fingerprint's record is deleted after the fingerprint's other keys, because only the record says which
         # keys there are: an interrupted removal can go on.
         self._client.delete(record)
         return count
+
+    def _unlink(self, keys: Iterable[str]) -> list[int]:
+        with self._client.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.unlink(key)
+            numbers: list[int] = pipe.execute()
+        return numbers
 
 
 def _refuse_eviction(client: Any, address: StoreAddress) -> None:

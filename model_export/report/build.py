@@ -1,7 +1,5 @@
 """Reads an artifact's files and builds the report on them.
 
-Finds the rows of a table that are nearest to some of its rows, by the cosine; compares all rows.
-
 >>> import numpy as np
 >>> found = nearest_rows(np.array([[1, 0], [0, 1], [2, 1], [0, 0]], np.float32), np.array([0]), 2)
 >>> [(row, round(cosine, 3)) for row, cosine in found[0]]
@@ -43,11 +41,10 @@ from model_export.report.document import (
     findings,
     label_agreement,
     project,
-    sample_ids,
 )
 from model_export.report.table_files import declared_tables, map_table, matrix_variables
 from model_export.row_names import LabelFile, Labels, read_labels, table_vocabularies, vocabulary_names
-from model_export.statistics.table_health import Progress, TableRows, table_health
+from model_export.statistics.table_health import Progress, TableRows, sample_ids, table_health, unit_rows
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.artifact.protos import message_class
 from service.artifact.row_labels import open_labels
@@ -135,29 +132,26 @@ def read_meta_graphs(artifact: Path, manifest: Manifest | None) -> tuple[MetaGra
     # Free the parsed message, which may be large, because the file is parsed again below.
     del message
     return tuple(
-        MetaGraphReport(tags, versions[tags], _signatures(path, tags, manifest if tags == _SERVE else None))
+        MetaGraphReport(
+            tags,
+            versions[tags],
+            tuple(
+                _signature(spec, manifest if tags == _SERVE else None)
+                for spec in runnable(read_signatures(path, frozenset(tags))).values()
+            ),
+        )
         for tags in sorted(versions, key=lambda tags: (tags != _SERVE, tags))
     )
-
-
-def _signatures(path: Path, tags: tuple[str, ...], manifest: Manifest | None) -> tuple[SignatureReport, ...]:
-    return tuple(_signature(spec, manifest) for spec in runnable(read_signatures(path, frozenset(tags))).values())
 
 
 def _signature(spec: SignatureSpec, manifest: Manifest | None) -> SignatureReport:
     entry = None if manifest is None else manifest.signatures.get(spec.name)
     inputs, outputs = _tensors(spec.inputs), _tensors(spec.outputs)
+    found = SignatureReport(spec.name, "graph", spec.method_name, inputs, outputs)
     if entry is None:
-        return SignatureReport(spec.name, "graph", spec.method_name, inputs, outputs)
-    return SignatureReport(
-        name=spec.name,
-        kind=entry.kind,
-        method=spec.method_name,
-        inputs=inputs,
-        outputs=outputs,
-        device=entry.device,
-        batch_sizes=entry.batch_sizes,
-        features=entry.features,
+        return found
+    return dataclasses.replace(
+        found, kind=entry.kind, device=entry.device, batch_sizes=entry.batch_sizes, features=entry.features
     )
 
 
@@ -168,8 +162,8 @@ def _tensors(specs: Mapping[str, TensorSpec]) -> tuple[TensorReport, ...]:
 def parity_from_json(data: Mapping[str, Any]) -> ParityReport | None:
     """Makes a ParityReport of a manifest's `parity` object, which maps signatures to comparisons.
 
-    The manifest's format does not define this object, so unknown entries are skipped, never an error. Format 1 has one
-    figure per signature instead of one per output. Returns None if no signature is described.
+    The manifest's format does not define this object, so unknown entries are skipped, never an error. Returns None if
+    no signature is described.
     """
     found = {str(name): _compared_signature(entry) for name, entry in data.items() if isinstance(entry, Mapping)}
     return ParityReport(found) if found else None
@@ -178,8 +172,6 @@ def parity_from_json(data: Mapping[str, Any]) -> ParityReport | None:
 def _compared_signature(data: Mapping[str, Any]) -> SignatureParity:
     outputs = data.get("outputs")
     parsed = {str(k): _output(v) for k, v in outputs.items()} if isinstance(outputs, Mapping) else {}
-    if not parsed and "max_absolute_error" in data:
-        parsed = {"(all outputs)": _output(data)}
     reference = data.get("reference")
     return SignatureParity(
         kind="predict" if data.get("kind") == "predict" else "lookup",
@@ -256,14 +248,14 @@ def nearest_rows(table: TableRows, ids: Array, k: int) -> Nearest:
     no neighbours, and neither they nor rows of zeros have neighbours.
     """
     own = np.asarray(table[ids])
-    queries = _unit(own)
+    queries = unit_rows(own)
     has_direction = np.isfinite(own).all(axis=1) & queries.any(axis=1)
     ids, queries = ids[has_direction], queries[has_direction]
     best_ids = np.full((len(ids), k), -1, np.int64)
     best = np.full((len(ids), k), -np.inf, np.float32)
     for start, stop in _blocks(table.shape[0]):
         rows = np.asarray(table[start:stop])
-        cosines = queries @ _unit(rows).T
+        cosines = queries @ unit_rows(rows).T
         cosines[:, ~np.isfinite(rows).all(axis=1)] = -np.inf
         inside = np.flatnonzero((ids >= start) & (ids < stop))
         cosines[inside, ids[inside] - start] = -np.inf
@@ -299,16 +291,9 @@ def _blocks(num_rows: int) -> Iterator[tuple[int, int]]:
         size = min(2 * size, _BLOCK_ROWS)
 
 
-def _unit(rows: Array) -> Array:
-    # Norms are computed in float64, because the squares of large float32 numbers overflow float32.
-    finite = np.nan_to_num(rows.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    lengths = np.linalg.norm(finite, axis=1, keepdims=True)
-    unit: Array = np.divide(finite, lengths, out=np.zeros_like(finite), where=lengths > 0).astype(np.float32)
-    return unit
-
-
 # How many of the nearest rows a report page lists for each row that it shows.
 _NEAREST = 10
+_MAX_POINTS = 2000
 # The seed is fixed, so that the pictures of two reports on a table show the same sample of rows.
 _SEED = 0
 
@@ -428,7 +413,7 @@ def _read_table(
 
 def _projection(view: TableRows, labels: Labels | None) -> Projection:
     candidates = None if labels is None else np.array(sorted(labels.labels), np.int64)
-    ids = sample_ids(view.shape[0], seed=_SEED, candidates=candidates)
+    ids = sample_ids(view.shape[0], seed=_SEED, limit=_MAX_POINTS, candidates=candidates)
     rows = np.asarray(view[ids])
     picture = project(rows, ids)
     if labels is None:

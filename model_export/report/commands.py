@@ -1,10 +1,10 @@
 """Implements the commands `model-export inspect` and `model-export verify`, which write to stdout, file and terminal.
 
-With --json stdout holds the JSON document only; progress and messages go to stderr.
+With --json stdout holds the JSON document only; progress and messages go to stderr. --projector writes tables as files
+of TensorBoard's projector: vectors.tsv and metadata.tsv of each table, one configuration.
 
-Writes tables as files of TensorBoard's projector: vectors.tsv and metadata.tsv of each table, one configuration.
-
-Source of the formats: tensorboard/plugins/projector (projector_config.proto, projector_plugin.py) of TensorBoard 2.21.
+Source of these formats: tensorboard/plugins/projector (projector_config.proto, projector_plugin.py) of TensorBoard
+2.21.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from model_export.errors import ExportError
 from model_export.folder_checks import check_described, check_saved_model
 from model_export.parity.comparison import Disagreements, ParityReport
 from model_export.report.build import ReportOptions, build_report, read_table_labels, row_names
-from model_export.report.document import ArtifactReport, TableReport, sample_ids
+from model_export.report.document import ArtifactReport, TableReport
 from model_export.report.html import to_html
 from model_export.report.table_files import declared_tables, map_table, matrix_variables
 from model_export.report.text import to_text, verification_text
 from model_export.row_names import LabelFile, Labels
-from model_export.statistics.table_health import Progress, TableRows
+from model_export.statistics.table_health import TableRows, sample_ids
+from model_export.statistics.table_statistics import TableStatistics
 from service.artifact.manifest import Manifest
 
 CONFIG = "projector_config.pbtxt"
@@ -186,16 +187,16 @@ def _build(artifact: Path, options: ReportOptions) -> ArtifactReport:
         return build_report(artifact, options, progress=lambda table: shown(f"reading {table}"))
 
 
-def rows_shown(bar: tqdm[NoReturn]) -> Callable[[str], Progress]:
+def rows_shown(bar: tqdm[NoReturn]) -> Callable[[str], Callable[[int, int | None], None]]:
     """Returns show_table(name), which labels the progress bar and returns a function that sets (rows done, of rows)."""
 
-    def progress(what: str) -> Progress:
+    def progress(what: str) -> Callable[[int, int | None], None]:
+        bar.reset()
         bar.set_description(what)
 
-        def show(done: int, rows: int) -> None:
+        def show(done: int, rows: int | None) -> None:
             bar.total = rows
-            bar.n = done
-            bar.refresh()
+            bar.update(done - bar.n)
 
         return show
 
@@ -227,6 +228,7 @@ def _remark(arguments: argparse.Namespace, text: str) -> None:
 
 
 REPORT_VERSION = 1
+_HOT_IDS = 20
 
 
 def to_json(report: ArtifactReport) -> str:
@@ -239,7 +241,9 @@ def to_json(report: ArtifactReport) -> str:
                             slices, scale, unread, health (TableHealth), projection (null without --html and --labels)
         features[]          name, table, vocabulary_name, vocabulary
         curves[]            name, x_name, points [[x, value]]
-        statistics[]        TableStatistics
+        statistics[]        table, rows, features, steps, sampled_steps, examples, ids, bad_ids, mean_ids, max_ids,
+                            distinct_ids, distinct_is_exact, ids_per_example [[ids, examples]], hot_ids [[id, times]],
+                            partitions {strategy: [ids]}
         parity              signatures {name: ...}, lowered {name: ...}, notes: ParityReport.to_json
         disagreements       null, or after `verify` a list, empty if there are no faults
         provenance, findings[], notes[]
@@ -252,9 +256,27 @@ def to_json(report: ArtifactReport) -> str:
         "artifact": fields.pop("folder"),
         "nbytes": report.nbytes,
         **fields,
+        "statistics": list(map(_statistics, report.statistics)),
         "parity": None if report.parity is None else report.parity.to_json(),
     }
     return json.dumps(_plain(document), indent=1, allow_nan=False) + "\n"
+
+
+def _statistics(found: TableStatistics) -> dict[str, Any]:
+    histogram = found.ids_per_example_histogram
+    return {
+        "table": found.table.name,
+        "rows": found.table.vocabulary_size,
+        "features": found.table.features,
+        **{name: getattr(found, name) for name in ("steps", "sampled_steps", "examples", "ids", "bad_ids")},
+        "mean_ids": found.mean_ids_per_example,
+        "max_ids": found.max_ids_per_example,
+        "distinct_ids": found.distinct_ids,
+        "distinct_is_exact": found.distinct_is_exact,
+        "ids_per_example": [(count, int(histogram[count])) for count in np.flatnonzero(histogram).tolist()],
+        "hot_ids": [(hot.id, hot.count) for hot in found.hot_ids(_HOT_IDS)],
+        "partitions": found.partition_loads,
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,5 @@
 """The parts of a report on an artifact, and what it finds suspicious.
 
-Projects a sample of a table's rows to two dimensions, along the directions in which the sample varies most.
-
 >>> import numpy as np
 >>> line = project(np.array([[i, 2 * i] for i in range(5)], np.float32), np.arange(5))
 >>> [round(share, 6) for share in line.explained], line.points[0] != line.points[4]
@@ -19,13 +17,11 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.parity.comparison import ParityReport
-from model_export.statistics import table_statistics
 from model_export.statistics.files import StatisticsFileError, read_statistics
 from model_export.statistics.table_health import Rows, TableHealth
+from model_export.statistics.table_statistics import TableStatistics
 from service.artifact.manifest import MANIFEST_PATH, LookupFeature, Manifest, TableScale, VocabularyEntry
 from service.types import Array
-
-MAX_POINTS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +49,6 @@ class Projection:
     nearest_names: Mapping[int, str] = field(default_factory=dict)
     agreement: float | None = None
     chance: float | None = None
-
-
-def sample_ids(num_rows: int, *, seed: int, candidates: Array | None = None, limit: int = MAX_POINTS) -> Array:
-    """Draws at most `limit` distinct row ids; returns them in ascending order.
-
-    Args:
-      candidates: [N] distinct ids to draw from; None: all rows.
-    """
-    total = num_rows if candidates is None else len(candidates)
-    if total <= limit:
-        chosen = np.arange(total)
-    else:
-        chosen = np.random.default_rng(seed).choice(total, limit, replace=False, shuffle=False)
-    return np.sort(chosen if candidates is None else np.asarray(candidates)[chosen])
 
 
 def project(rows: Array, ids: Array) -> Projection:
@@ -125,43 +107,6 @@ def label_agreement(rows: Array, labels: Sequence[str | None]) -> tuple[float, f
 
 # Subfolder of an artifact that may hold the lookup statistics of its training.
 STATISTICS_FOLDER = Path("assets.extra") / "statistics"
-_HOT_IDS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class TableStatistics:
-    """Statistics of one table's lookups in the sampled steps of a training.
-
-    rows: V of the table. features: names of the features that read it.
-    steps, sampled_steps: number of trained steps, and of steps in the sample.
-    examples: number in the sample; ids: number of ids in them, with repetitions; bad_ids: ids outside the table, which
-        `ids` does not count.
-    mean_ids, max_ids: ids per example; ids_per_example: (number of ids, number of examples), ascending; 1024 means 1024
-        or more.
-    distinct_ids: number of distinct ids, within about 2% unless distinct_is_exact.
-    hot_ids: (id, times), hottest first, twenty at most.
-    partitions: strategy ("div", "mod") -> number of ids in each partition of the table.
-    """
-
-    table: str
-    rows: int
-    features: tuple[str, ...]
-    steps: int
-    sampled_steps: int
-    examples: int
-    ids: int
-    bad_ids: int
-    mean_ids: float
-    max_ids: int
-    distinct_ids: int
-    distinct_is_exact: bool
-    ids_per_example: tuple[tuple[int, int], ...] = ()
-    hot_ids: tuple[tuple[int, int], ...] = ()
-    partitions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-    def imbalance(self, strategy: str) -> float | None:
-        loads = self.partitions.get(strategy, ())
-        return max(loads) * len(loads) / sum(loads) if sum(loads) else None
 
 
 def find_statistics(artifact: Path, folder: Path | None) -> tuple[TableStatistics, ...]:
@@ -179,28 +124,7 @@ def find_statistics(artifact: Path, folder: Path | None) -> tuple[TableStatistic
         raise ExportError(str(error)) from error
     if not found and folder is not None:
         raise ExportError(f"--statistics: {folder} holds no lookup statistics; was it a profile_data_directory?")
-    return tuple(map(_shown, found))
-
-
-def _shown(found: table_statistics.TableStatistics) -> TableStatistics:
-    histogram = found.ids_per_example_histogram
-    return TableStatistics(
-        table=found.table.name,
-        rows=found.table.vocabulary_size,
-        features=found.table.features,
-        steps=found.steps,
-        sampled_steps=found.sampled_steps,
-        examples=found.examples,
-        ids=found.ids,
-        bad_ids=found.bad_ids,
-        mean_ids=found.mean_ids_per_example,
-        max_ids=found.max_ids_per_example,
-        distinct_ids=found.distinct_ids,
-        distinct_is_exact=found.distinct_is_exact,
-        ids_per_example=tuple((int(ids), int(histogram[ids])) for ids in np.flatnonzero(histogram)),
-        hot_ids=tuple((hot.id, hot.count) for hot in found.hot_ids(_HOT_IDS)),
-        partitions={str(strategy): loads for strategy, loads in found.partition_loads.items()},
-    )
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,11 +266,11 @@ def findings(report: ArtifactReport, manifest: Manifest | None) -> Iterator[str]
         elif table.health is not None:
             yield from _health_findings(table, table.health)
     for statistics in report.statistics:
-        for strategy, loads in statistics.partitions.items():
-            if (imbalance := statistics.imbalance(strategy)) is not None and imbalance > _UNEVEN:
+        for strategy, loads in statistics.partition_loads.items():
+            if (imbalance := statistics.imbalance(strategy)) > _UNEVEN:
                 yield (
-                    f"table {statistics.table!r}: with partition strategy {strategy!r} the fullest of {len(loads)} "
-                    f"partitions gets {imbalance:.1f} times the mean of them"
+                    f"table {statistics.table.name!r}: with partition strategy {strategy!r} the fullest of "
+                    f"{len(loads)} partitions gets {imbalance:.1f} times the mean of them"
                 )
 
 

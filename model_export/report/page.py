@@ -1,6 +1,4 @@
-"""The HTML page of a report: its frame, its tables, and SVG in it.
-
-Writes small pieces of SVG: escaped text, axes with round numbers, markers. The page's style defines the colours.
+"""The HTML page of a report: its frame, its tables, and SVG in it. The page's style defines the colours.
 
 >>> ticks(0.0, 1.0, 5)
 [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]

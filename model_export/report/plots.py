@@ -17,38 +17,29 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 26, 42
 
 
 def norm_histogram(table: str, histogram: Histogram) -> str:
-    counts, edges = histogram.counts, histogram.edges
+    counts, last = histogram.counts, histogram.edges[-1]
+    beyond = f"; {histogram.above:,} rows lie above {short(last)}" if histogram.above else ""
+    title, note = f"Histogram of row norms of table {table}", f", at most {max(counts):,} in one bin{beyond}"
+    return value_histogram(title, f"norm of a row{beyond}", histogram.edges, counts, what="norm ", note=note)
+
+
+def value_histogram(
+    title: str, x_title: str, edges: Sequence[float], counts: Sequence[int], *, what: str = "", note: str = ""
+) -> str:
+    """Draws the histogram of a value of a table's rows; edges has one number more than counts.
+
+    Args:
+      what: stands before the values in the tooltips. note: ends the description.
+    """
     frame = _frame(_WIDTH, _HEIGHT, (edges[0], edges[-1]), (0, max(counts)))
     bars = []
     for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
-        # If all norms are equal, the only bin has width 0, so its bar gets a fixed width.
+        # If all values are equal, the only bin has width 0, so its bar gets a fixed width.
         left, right = (frame.px(low), frame.px(high)) if high > low else (frame.left + 180, frame.right - 180)
-        title = f"{count:,} rows, norm {short(low)} to {short(high)}"
-        bars.append(_bar(left + 0.5, frame.py(count), right - left - 1, frame.bottom - frame.py(count), title))
-    beyond = f"; {histogram.above:,} rows lie above {short(edges[-1])}" if histogram.above else ""
-    description = (
-        f"Histogram of row norms of table {table}: {sum(counts):,} rows from {short(edges[0])} to {short(edges[-1])}, "
-        f"at most {max(counts):,} in one bin{beyond}"
-    )
-    axes = frame.axes(f"norm of a row{beyond}", "rows")
-    return picture(_WIDTH, _HEIGHT, description, axes + f'<g class="c0">{"".join(bars)}</g>')
-
-
-def value_histogram(title: str, x_title: str, edges: Sequence[float], counts: Sequence[int]) -> str:
-    """Draws the histogram of a value of a table's rows; edges has one number more than counts."""
-    frame = _frame(_WIDTH, _HEIGHT, (edges[0], edges[-1]), (0, max(counts)))
-    bars = "".join(
-        _bar(
-            frame.px(low) + 0.5,
-            frame.py(count),
-            frame.px(high) - frame.px(low) - 1,
-            frame.bottom - frame.py(count),
-            f"{count:,} rows, {short(low)} to {short(high)}",
-        )
-        for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
-    )
-    description = f"{title}: {sum(counts):,} rows from {short(edges[0])} to {short(edges[-1])}"
-    return picture(_WIDTH, _HEIGHT, description, frame.axes(x_title, "rows") + f'<g class="c0">{bars}</g>')
+        tip = f"{count:,} rows, {what}{short(low)} to {short(high)}"
+        bars.append(_bar(left + 0.5, frame.py(count), right - left - 1, frame.bottom - frame.py(count), tip))
+    description = f"{title}: {sum(counts):,} rows from {short(edges[0])} to {short(edges[-1])}{note}"
+    return picture(_WIDTH, _HEIGHT, description, frame.axes(x_title, "rows") + f'<g class="c0">{"".join(bars)}</g>')
 
 
 def line_chart(curves: Sequence[Curve]) -> str:
@@ -90,7 +81,7 @@ def scatter(table: str, projection: Projection) -> str:
     names = projection.names or ("",) * len(projection.ids)
     drawn: dict[str, list[str]] = {group: [] for group in legend}
     for row, (x, y), label, name in zip(projection.ids, projection.points, labels, names, strict=True):
-        group = label if label in drawn else _rest(legend)
+        group = label if label in drawn else next(reversed(legend))
         title = " · ".join(part for part in (f"row {row}", name, label or "") if part)
         drawn[group].append(marker(legend[group], frame.px(x), frame.py(y), title, radius, row=row))
     # Points without a colour are drawn first and the commonest labels next, so that points of rare labels are not
@@ -151,10 +142,6 @@ def _groups(projection: Projection) -> dict[str, int]:
     if len(common) > NUM_COLOURS or None in projection.labels:
         groups[_OTHER_LABELS if len(common) > NUM_COLOURS else _NO_LABEL] = _OTHER
     return groups
-
-
-def _rest(legend: dict[str, int]) -> str:
-    return next(reversed(legend))
 
 
 def _class(index: int) -> str:

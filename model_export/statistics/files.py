@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -63,24 +63,13 @@ def add_to_file(directory: Path, added: TableStatistics) -> Path:
 
 def to_json(statistics: TableStatistics) -> dict[str, Any]:
     """Returns all lookup statistics of a table as a JSON object; leaves out the zeros at the histogram's end."""
-    histogram = np.trim_zeros(statistics.ids_per_example_histogram, "b")
+    counts = statistics.counts
     return {
         "format_version": FORMAT_VERSION,
+        **{one.name: getattr(statistics, one.name) for one in fields(statistics)},
         "table": asdict(statistics.table),
-        "partitions": statistics.partitions,
-        "steps": statistics.steps,
-        "sampled_steps": statistics.sampled_steps,
-        "examples": statistics.examples,
-        "ids": statistics.ids,
-        "bad_ids": statistics.bad_ids,
-        "max_ids_per_example": statistics.max_ids_per_example,
-        "ids_per_example_histogram": histogram.tolist(),
-        "counts": {
-            "capacity": statistics.counts.capacity,
-            "ids": statistics.counts.ids.tolist(),
-            "counts": statistics.counts.counts.tolist(),
-            "undercount": statistics.counts.undercount,
-        },
+        "ids_per_example_histogram": np.trim_zeros(statistics.ids_per_example_histogram, "b").tolist(),
+        "counts": {**asdict(counts), "ids": counts.ids.tolist(), "counts": counts.counts.tolist()},
         "distinct_registers": base64.b64encode(statistics.distinct_registers.tobytes()).decode(),
         "partition_loads": {strategy: list(loads) for strategy, loads in statistics.partition_loads.items()},
     }
@@ -95,26 +84,16 @@ def from_json(data: Any) -> TableStatistics:
     registers = np.frombuffer(base64.b64decode(data["distinct_registers"]), np.uint8)
     if len(registers) != REGISTERS:
         raise ValueError(f"distinct_registers has {len(registers)} bytes, expected {REGISTERS}")
-    counts = data["counts"]
-    return TableStatistics(
-        table=TableDescription(**{**data["table"], "features": tuple(data["table"]["features"])}),
-        partitions=data["partitions"],
-        steps=data["steps"],
-        sampled_steps=data["sampled_steps"],
-        examples=data["examples"],
-        ids=data["ids"],
-        bad_ids=data["bad_ids"],
-        max_ids_per_example=data["max_ids_per_example"],
-        ids_per_example_histogram=histogram,
-        counts=IdCounts(
-            counts["capacity"],
-            np.array(counts["ids"], np.int64),
-            np.array(counts["counts"], np.int64),
-            counts["undercount"],
-        ),
-        distinct_registers=registers,
-        partition_loads={"div": tuple(data["partition_loads"]["div"]), "mod": tuple(data["partition_loads"]["mod"])},
-    )
+    counts, table, loads = data["counts"], data["table"], data["partition_loads"]
+    arrays = {name: np.array(counts[name], np.int64) for name in ("ids", "counts")}
+    converted: dict[str, Any] = {
+        "table": TableDescription(**{**table, "features": tuple(table["features"])}),
+        "ids_per_example_histogram": histogram,
+        "counts": IdCounts(**{**counts, **arrays}),
+        "distinct_registers": registers,
+        "partition_loads": {"div": tuple(loads["div"]), "mod": tuple(loads["mod"])},
+    }
+    return TableStatistics(**{one.name: converted.get(one.name, data[one.name]) for one in fields(TableStatistics)})
 
 
 def _read(path: Path) -> TableStatistics:

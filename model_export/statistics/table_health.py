@@ -179,6 +179,29 @@ def row_chunks(rows: int, dim: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + size, rows)
 
 
+def sample_ids(num_rows: int, *, seed: int, limit: int, candidates: Array | None = None) -> Array:
+    """Draws at most `limit` distinct row ids; returns them in ascending order.
+
+    Args:
+      candidates: [N] distinct ids to draw from; None: all rows.
+    """
+    total = num_rows if candidates is None else len(candidates)
+    if total <= limit:
+        chosen = np.arange(total)
+    else:
+        chosen = np.random.default_rng(seed).choice(total, limit, replace=False, shuffle=False)
+    return np.sort(chosen if candidates is None else np.asarray(candidates)[chosen])
+
+
+def unit_rows(rows: Array) -> Array:
+    """Returns rows of length 1 as float32; a row of zeros stays so, and numbers that are not finite count as 0."""
+    # Norms are computed in float64, because the squares of large float32 numbers overflow float32.
+    finite = np.nan_to_num(rows.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    lengths = np.linalg.norm(finite, axis=1, keepdims=True)
+    unit: Array = np.divide(finite, lengths, out=np.zeros_like(finite), where=lengths > 0).astype(np.float32)
+    return unit
+
+
 def _large_norms(values: Array) -> Array:
     # Returns the norms of rows whose squares overflow, bounded so that sums and bins of norms stay finite.
     largest = np.abs(values).max(axis=1, initial=1.0, keepdims=True)

@@ -1,29 +1,20 @@
 """Statistics of a table's lookups: ids by example and partition, distinct ids, and the ids that are looked up most.
 
-Estimates the number of distinct ids in a stream, in 4096 bytes of state.
-
-Source: Flajolet et al., "HyperLogLog: the analysis of a near-optimal cardinality estimation algorithm" (2007), with its
-linear counting for small numbers; the hash is splitmix64's finalizer (Steele et al., OOPSLA 2014).
-
-Counts the commonest ids of a stream of ids, in bounded memory.
-
-Counts are exact up to `capacity` distinct ids. With more ids they are the counts of Misra and Gries: too low by at most
-`undercount`, and an id without a count came at most `undercount` times.
+Counts of several steps, runs and files can be added.
 
 >>> counts = IdCounts(capacity=2).with_ids(np.array([7, 7, 7, 5, 9]))
 >>> counts.ids, counts.counts, counts.undercount
 (array([7]), array([2]), 1)
-
-Source: Misra and Gries, "Finding repeated elements" (1982); merging as in Agarwal et al., "Mergeable summaries" (2012).
-
-Counts the ids that were looked up in one table; counts of several steps, runs and files can be added.
-
 >>> table = TableDescription("film", 10, 4, "mean", ("liked",))
 >>> seen = TableStatistics.empty(table, partitions=2).with_rows(np.array([3, 3, 9]), np.array([0, 2, 2, 3]))
 >>> seen.examples, seen.ids, seen.mean_ids_per_example, seen.distinct_ids
 (3, 3, 1.0, 2)
 >>> seen.hot_ids(1), seen.partition_loads
 ([HotId(id=3, count=2, share=0.6666666666666666)], {'div': (2, 1), 'mod': (0, 3)})
+
+Source: Flajolet et al., "HyperLogLog: the analysis of a near-optimal cardinality estimation algorithm" (2007), with its
+linear counting for small numbers; the hash is splitmix64's finalizer (Steele et al., OOPSLA 2014). Misra and Gries,
+"Finding repeated elements" (1982); merging as in Agarwal et al., "Mergeable summaries" (2012).
 """
 
 from __future__ import annotations
@@ -31,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -85,11 +76,12 @@ def _none() -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdCounts:
-    """Record of the commonest ids of a stream of ids, with their counts.
+    """Record of the commonest ids of a stream of ids, with their counts, in bounded memory.
 
-    capacity: maximum number of ids with a count.
+    Counts are exact up to `capacity` distinct ids. With more ids they are the counts of Misra and Gries: too low by at
+    most `undercount`, and an id without a count came at most `undercount` times.
+
     ids: [n] int64, ascending. counts: [n] int64, each above 0.
-    undercount: upper bound on how much a count is too low.
     """
 
     capacity: int
@@ -157,6 +149,10 @@ class HotId:
     share: float
 
 
+# Fields of TableStatistics that are added up when two statistics merge.
+_ADDED = ("steps", "sampled_steps", "examples", "ids", "bad_ids", "ids_per_example_histogram")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TableStatistics:
     """Counts of the ids that the sampled training steps looked up in one table.
@@ -172,12 +168,13 @@ class TableStatistics:
 
     table: TableDescription
     partitions: int
-    steps: int
-    sampled_steps: int
-    examples: int
-    ids: int
-    bad_ids: int
-    max_ids_per_example: int
+    _: KW_ONLY
+    steps: int = 0
+    sampled_steps: int = 0
+    examples: int = 0
+    ids: int = 0
+    bad_ids: int = 0
+    max_ids_per_example: int = 0
     ids_per_example_histogram: Array = field(repr=False)
     counts: IdCounts = field(repr=False)
     distinct_registers: Array = field(repr=False)
@@ -192,19 +189,14 @@ class TableStatistics:
         """
         if partitions < 1 or capacity < 1:
             raise ValueError(f"partitions is {partitions} and capacity {capacity}, expected 1 or more")
+        none = (0,) * partitions
         return TableStatistics(
-            table=table,
-            partitions=partitions,
-            steps=0,
-            sampled_steps=0,
-            examples=0,
-            ids=0,
-            bad_ids=0,
-            max_ids_per_example=0,
+            table,
+            partitions,
             ids_per_example_histogram=np.zeros(HISTOGRAM_BINS, np.int64),
             counts=IdCounts(capacity),
             distinct_registers=empty_registers(),
-            partition_loads={"div": (0,) * partitions, "mod": (0,) * partitions},
+            partition_loads={"div": none, "mod": none},
         )
 
     def with_rows(self, values: Array, row_splits: Array) -> TableStatistics:
@@ -233,16 +225,10 @@ class TableStatistics:
     def merged(self, other: TableStatistics) -> TableStatistics:
         if (self.table, self.partitions) != (other.table, other.partitions):
             raise ValueError(f"statistics of {other.table} do not add to those of {self.table}")
-        return TableStatistics(
-            table=self.table,
-            partitions=self.partitions,
-            steps=self.steps + other.steps,
-            sampled_steps=self.sampled_steps + other.sampled_steps,
-            examples=self.examples + other.examples,
-            ids=self.ids + other.ids,
-            bad_ids=self.bad_ids + other.bad_ids,
+        return replace(
+            self,
+            **{name: getattr(self, name) + getattr(other, name) for name in _ADDED},
             max_ids_per_example=max(self.max_ids_per_example, other.max_ids_per_example),
-            ids_per_example_histogram=self.ids_per_example_histogram + other.ids_per_example_histogram,
             counts=self.counts.merged(other.counts),
             distinct_registers=np.maximum(self.distinct_registers, other.distinct_registers),
             partition_loads={

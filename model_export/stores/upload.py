@@ -1,11 +1,9 @@
-"""Writes versions into object stores, file by file, the manifest last.
-
-Copies one version into an object store, in an order that shows servers the version only once it is complete.
+"""Copies one version into an object store, in an order that shows servers the version only once it is complete.
 
 The manifest is written first, and only if no object has its name: the manifest claims the version's number. It holds
 checksums and the time of the export. So a repeated upload recognises its own version by the manifest, and sends only
-missing objects. The marker
-`saved_model.pb` is written last, after the store has listed all other objects with their sizes.
+missing objects. The marker `saved_model.pb` is written last, after the store has listed all other objects with their
+sizes.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from tqdm import tqdm
 
 from model_export.errors import ExportError
 from model_export.folder_checks import SAVED_MODEL, StoreUri, check_described, check_saved_model
-from service.artifact.manifest import MANIFEST_PATH, Manifest
-from service.errors import ArtifactError, InvalidRequest
+from service.artifact.manifest import MANIFEST_PATH
+from service.errors import InvalidRequest
 from service.stores.object_store import ObjectExists, ObjectStore, StoredObject, StoreError
 
 # Type of a callback for an upload's progress, with the arguments (bytes sent so far, bytes in all).
@@ -76,6 +74,7 @@ def upload(artifact: Path, store: ObjectStore, version: int, progress: Progress 
       artifact: the version's folder, with a manifest. progress: called while objects are sent.
 
     Raises:
+      ArtifactError: the manifest is damaged.
       ExportError: the folder lacks files of its manifest, the number belongs to another version, or the store can not
         be read or written; the message names the reason. A repeated call continues the upload.
     """
@@ -128,12 +127,7 @@ def upload(artifact: Path, store: ObjectStore, version: int, progress: Progress 
 def _files(artifact: Path) -> dict[str, int]:
     """Returns path -> size of the files to send: those of the manifest, the manifest, and others such as deltas."""
     check_saved_model(artifact)
-    check_described(artifact)
-    try:
-        manifest = Manifest.read(artifact)
-    except ArtifactError as error:
-        raise ExportError(error.message) from error
-    assert manifest is not None  # check_described() has raised an error if there is no manifest
+    manifest = check_described(artifact)
     found = {path.relative_to(artifact).as_posix(): path for path in sorted(artifact.rglob("*")) if path.is_file()}
     for path, size in manifest.files.items():
         if path not in found or found[path].stat().st_size != size:

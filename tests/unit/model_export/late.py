@@ -23,7 +23,6 @@ class Late:
         return self.found()(*arguments, **named)
 
     def found(self) -> Any:
-        """Imports the module and returns the object itself."""
         return reduce(getattr, filter(None, self._path.split(".")), import_module(self._module))
 
 

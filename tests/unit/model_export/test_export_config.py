@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import json
 import re
 import subprocess
@@ -13,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from model_export import row_names as module
 from model_export.__main__ import main
 from model_export.cli import build_parser
 from model_export.errors import ExportError
@@ -41,7 +38,6 @@ number = 3
 
 
 def written(folder: Path, text: str, name: str = "export.toml") -> Path:
-    """Writes a configuration."""
     path = folder / name
     path.write_text(text)
     return path
@@ -185,7 +181,6 @@ def label_file(folder: Path, text: str, *, name: str = "labels.csv", column: str
 
 
 def vocabulary(folder: Path, text: str, **fields: object) -> dict[Path, VocabularyEntry]:
-    """Writes a vocabulary's file."""
     (folder / "v.txt").write_bytes(text.encode())
     entry = VocabularyEntry(file="v.txt", size=text.count("\n"), **fields)  # type: ignore[arg-type]
     return {folder / "v.txt": entry}
@@ -282,11 +277,6 @@ def test_a_vocabulary_that_is_gone_is_an_artifact_error(tmp_path: Path) -> None:
         vocabulary_names({tmp_path / "v.txt": VocabularyEntry(file="v.txt", size=1)}, [0])
 
 
-def test_the_example_holds() -> None:
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed
-
-
 def test_help_names_every_command_and_a_first_line_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
@@ -316,16 +306,3 @@ def test_bad_batch_sizes_are_refused(sizes: str, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         build_parser().parse_args(["export", "--batch_sizes", sizes])
     assert repr(sizes) in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "model_export.spec.features",
-        "model_export.parity.oracle",
-        "model_export.graphs.source",
-    ],
-)
-def test_the_examples_in_docstrings_hold(module: str) -> None:
-    result = doctest.testmod(importlib.import_module(module))
-    assert result.attempted and not result.failed

@@ -36,14 +36,12 @@ def two_features(**options: Any) -> Any:
 
 
 def manifest_of(artifact: Path) -> Manifest:
-    """Returns an artifact's manifest."""
     manifest = Manifest.read(artifact)
     assert manifest is not None
     return manifest
 
 
 def saved_model(artifact: Path) -> Any:
-    """Returns the SavedModel message."""
     from model_export.graphs.signature_runner import read_saved_model
 
     return read_saved_model(artifact)

@@ -107,12 +107,10 @@ def _row_0(folder: Path) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def spec(ratings: RatingData) -> ModelSpec:
-    """The ModelSpec of the demo's rating model."""
     return rating_model_spec(ratings)
 
 
 def features() -> dict[str, Any]:
-    """Returns the features of three rows, with repeated ids and an empty row."""
     return {
         "user_id": tf.constant([3, 3, 0], tf.int64),
         "film_id": tf.constant([5, 1, 5], tf.int64),

@@ -28,9 +28,14 @@ from tests.unit.deltas.test_version_deltas import upsert
 TOY = ModelRef("toy")
 
 
+def manifest_of(version: Path) -> Manifest:
+    manifest = Manifest.read(version)
+    assert manifest is not None
+    return manifest
+
+
 @pytest.fixture
 def version(tmp_path: Path) -> Path:
-    """A toy version."""
     return write_toy_model(tmp_path / "models" / "1")
 
 
@@ -42,8 +47,7 @@ def test_it_is_written_as_the_format_says(version: Path) -> None:
     assert data[:-4] == delta_bytes(version, 4, "user", [3, 1], [[1, 2], [3, 4]], flags=1)[:-4]
     assert write_delta(version, "tag", np.array([0]), np.ones((1, 3))).name == "0000000000000005.delta"
     assert {path.name for path in file.parent.iterdir()} == {"0000000000000004.delta", "0000000000000005.delta"}
-    manifest = Manifest.read(version)
-    assert manifest is not None and integrity_faults(version, manifest) == []
+    assert integrity_faults(version, manifest_of(version)) == []
 
 
 @pytest.mark.parametrize(
@@ -80,8 +84,8 @@ def test_the_new_version_is_what_the_old_one_shows_to_the_bit(tmp_path: Path, dt
     made = compact(version, journal=journal)
     assert made == tmp_path / "models" / "2" and not (made / "deltas").exists()
     (holder,) = served.registry.holders()
-    manifest = Manifest.read(made)
-    assert manifest is not None and manifest.provenance["compacted"]["last_sequence"] == 9
+    manifest = manifest_of(made)
+    assert manifest.provenance["compacted"]["last_sequence"] == 9
     for name, table in open_tables(made, manifest).items():
         shown = holder.servable.tables[name]
         assert table.weights.tobytes() == shown.weights.tobytes()  # type: ignore[attr-defined]
@@ -92,15 +96,6 @@ def test_the_new_version_is_what_the_old_one_shows_to_the_bit(tmp_path: Path, dt
         assert path.read_bytes() == (bare / "variables" / path.name).read_bytes()
 
 
-def test_numbers_by_hand(version: Path) -> None:
-    write_delta(version, "user", np.array([4]), np.array([[0.5, -0.5]]))
-    made = compact(version, version=7)
-    manifest = Manifest.read(made)
-    assert manifest is not None
-    rows = open_tables(made, manifest)["user"].rows(np.arange(5)).tolist()
-    assert rows == [[0, 0], [1, 10], [2, 20], [3, 30], [0.5, -0.5]]
-
-
 def test_a_refused_delta_stops_it_unless_it_is_to_be_left_out(version: Path) -> None:
     with pytest.raises(ExportError, match="no deltas to fold"):
         compact(version)
@@ -109,9 +104,7 @@ def test_a_refused_delta_stops_it_unless_it_is_to_be_left_out(version: Path) -> 
     with pytest.raises(ExportError, match="0002.delta: .* expected .*--skip_refused"):
         compact(version)
     made = compact(version, skip_refused=True)
-    manifest = Manifest.read(made)
-    assert manifest is not None
-    assert open_tables(made, manifest)["user"].rows(np.array([1, 2])).tolist() == [[9, 9], [2, 20]]
+    assert open_tables(made, manifest_of(made))["user"].rows(np.array([1, 2])).tolist() == [[9, 9], [2, 20]]
     assert [path.name for path in version.parent.iterdir() if path.name.startswith(".")] == []
 
 
@@ -143,13 +136,6 @@ def test_journals_of_other_versions_and_empty_ones_hold_nothing_up(tmp_path: Pat
         (tmp_path / "journals" / "toy").mkdir(parents=True, exist_ok=True)
         (tmp_path / "journals" / "toy" / f"{name}.journal").write_bytes(data)
     assert compact(version).name == "2"
-
-
-def manifest_of(version: Path) -> Manifest:
-    """Returns an artifact's manifest."""
-    manifest = Manifest.read(version)
-    assert manifest is not None
-    return manifest
 
 
 def test_both_are_commands(

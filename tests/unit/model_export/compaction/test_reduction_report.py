@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from model_export.compaction.reduction import (
-    MOST_CANDIDATES,
     MOST_QUERIES,
     Losses,
     neighbours_kept,
     report_lines,
-    sample_rows,
 )
 from model_export.graphs.reduced_table import widened
 from service.artifact.stored_tables import rounded
@@ -21,20 +19,23 @@ def test_errors_by_hand() -> None:
     losses = Losses("int4")
     losses.add(np.array([[1, -2], [0, 0]], np.float32), np.array([[1.5, -2], [0, 0]], np.float32))
     losses.add(np.array([[4, 0]], np.float32), np.array([[3, 0]], np.float32))
-    assert (losses.largest_error, losses.mean_error) == (1, 1.5 / 6)
-    # The relative errors of 1, -2 and 4 are 1/2, 0 and 1/4; zeros have none.
-    assert losses.largest_relative_error == 0.5 and losses.mean_relative_error == 0.25
-    # The cosine of [1, -2] and [1.5, -2] is 5.5 / sqrt(5 * 6.25), that of [4, 0] and [3, 0] is 1; rows of zeros do not
-    # count.
-    assert losses.mean_cosine == pytest.approx((5.5 / np.sqrt(31.25) + 1) / 2)
+    assert losses.to_json() == {
+        "dtype": "int4",
+        **{"largest_error": 1, "mean_error": 1.5 / 6},
+        # The relative errors of 1, -2 and 4 are 1/2, 0 and 1/4; zeros have none.
+        **{"largest_relative_error": 0.5, "mean_relative_error": 0.25},
+        # The cosine of [1, -2] and [1.5, -2] is 5.5 / sqrt(5 * 6.25), that of [4, 0] and [3, 0] is 1; rows of zeros do
+        # not count.
+        "mean_cosine": pytest.approx((5.5 / np.sqrt(31.25) + 1) / 2),
+    }
 
 
 def test_rows_with_nan_are_left_out_and_a_row_that_became_zeros_is_not() -> None:
     losses = Losses("int4")
     losses.add(np.array([[np.nan, 1], [np.inf, 1]], np.float32), np.array([[np.nan, 1], [np.inf, 1]], np.float32))
-    assert (losses.largest_error, losses.mean_error, losses.mean_cosine) == (0, 0, 1)
+    assert list(losses.to_json().values()) == ["int4", 0, 0, 0, 0, 1]
     losses.add(np.array([[1, 1]], np.float32), np.zeros((1, 2), np.float32))
-    assert losses.mean_cosine == 0
+    assert losses.to_json()["mean_cosine"] == 0
 
 
 def test_neighbours_are_those_of_all_pairs() -> None:
@@ -69,11 +70,7 @@ def test_no_neighbours_where_there_is_one_row() -> None:
     assert not any("recall" in line for line in report_lines("t", Losses("int8").to_json() | told | bounds))
 
 
-def test_samples_are_bounded_seeded_and_without_repeats() -> None:
-    assert np.array_equal(sample_rows(50), np.arange(50))
-    ids = sample_rows(3 * MOST_CANDIDATES)
-    assert len(ids) == len(set(ids.tolist())) == MOST_CANDIDATES and ids.max() < 3 * MOST_CANDIDATES
-    assert np.array_equal(ids, sample_rows(3 * MOST_CANDIDATES))
+def test_queries_are_bounded() -> None:
     rows = np.random.default_rng(0).normal(size=(MOST_QUERIES + 5, 2)).astype(np.float32)
     told, seen = neighbours_kept(rows, rows), list[tuple[int, int]]()
     assert told["queries"] == MOST_QUERIES and told["candidates"] == MOST_QUERIES + 5

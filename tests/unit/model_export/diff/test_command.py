@@ -26,7 +26,8 @@ def test_text_names_the_broken_rows(versions: tuple[str, str], capsys: pytest.Ca
     assert main(["diff", *versions, "--no_predictions"]) == 0
     text = capsys.readouterr().out
     assert "4 of 200 rows drifted (2 %): cosine below 0.3 after alignment; median cosine 1.000" in text
-    assert "    row 50: cosine -0.9" in text and "200 rows in both by id; 0 added, 0 removed, 0 moved" in text
+    assert "  50  old id 50; new id 50; cosine -0.9" in text
+    assert "200 rows in both by id; 0 added, 0 removed, 0 moved" in text
 
 
 def test_json_is_the_whole_comparison(versions: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

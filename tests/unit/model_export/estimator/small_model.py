@@ -24,7 +24,6 @@ TABLE_NAME = "dense_features/c_embedding/embedding_weights"
 
 
 def sparse(rows: Sequence[Sequence[int]]) -> Any:
-    """Converts rows of ids to a SparseTensor."""
     return tf.ragged.constant(rows, tf.int64, ragged_rank=1).to_sparse()
 
 
@@ -36,12 +35,10 @@ def column(**arguments: Any) -> Any:
 
 
 def input_fn(params: dict[str, Any]) -> Any:
-    """Returns a dataset that repeats the same batch without end."""
     return tf.data.Dataset.from_tensors(({"c": sparse(ROWS)}, tf.constant(LABELS))).repeat()
 
 
 def one_epoch(params: dict[str, Any]) -> Any:
-    """Returns a dataset that gives the batch once."""
     return tf.data.Dataset.from_tensors(({"c": sparse(ROWS)}, tf.constant(LABELS)))
 
 
@@ -81,8 +78,21 @@ def estimator_of(model_dir: Any, spec: EmbeddingConfigSpec | None = None, **argu
     return EmbeddingEstimator(**{**defaults, **arguments})
 
 
+class Recorder(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.begun = self.runs = self.ended = 0
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.runs += 1
+
+    def end(self, session: Any) -> None:
+        self.ended += 1
+
+
 def vectors_of(table: np.ndarray) -> np.ndarray:
-    """Returns the combined vectors (sums) of ROWS, [4, 2]."""
     return np.stack([table[row].sum(axis=0) for row in ROWS])
 
 

@@ -27,7 +27,6 @@ TABLE = np.arange(12, dtype=np.float32).reshape(6, 2)
 
 
 def start(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
-    """Initializes a table with TABLE."""
     return tf.constant(TABLE)
 
 

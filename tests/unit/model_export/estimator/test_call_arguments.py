@@ -17,7 +17,6 @@ class Model:
         return features, params
 
     def build(self, features: Any, *, params: Any, mode: str) -> tuple[Any, Any, str]:
-        """Returns its arguments."""
         return features, params, mode
 
 

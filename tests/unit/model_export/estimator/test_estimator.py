@@ -25,6 +25,7 @@ from tests.unit.model_export.estimator.small_model import (
     TABLE,
     TABLE_NAME,
     WEIGHT,
+    Recorder,
     column,
     estimator_of,
     gradients,
@@ -228,20 +229,11 @@ def test_evaluate_and_predict_take_any_checkpoint_or_initial_values(
 
 
 def test_hooks_run_in_evaluate_and_predict(trained: EmbeddingEstimator) -> None:
-    class Count(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-        runs = ends = 0
-
-        def after_run(self, run_context: Any, run_values: Any) -> None:
-            self.runs += 1
-
-        def end(self, session: Any) -> None:
-            self.ends += 1
-
-    evaluated, predicted = Count(), Count()
+    evaluated, predicted = Recorder(), Recorder()
     trained.evaluate(one_epoch, hooks=[evaluated])
     assert len(list(trained.predict(one_epoch, hooks=[predicted]))) == 4
     assert (evaluated.runs, predicted.runs) == (1, 1), "one batch each"
-    assert (evaluated.ends, predicted.ends) == (1, 1)
+    assert (evaluated.ended, predicted.ended) == (1, 1)
 
 
 def test_predict_yields_rows_of_the_chosen_keys(trained: EmbeddingEstimator) -> None:
@@ -282,7 +274,6 @@ TRAIN, EVAL, PREDICT = ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT
 
 @pytest.fixture
 def graph() -> Iterator[Any]:
-    """A v1 graph."""
     with tf.Graph().as_default() as graph:
         yield graph
 
@@ -364,18 +355,9 @@ def test_heads_of_a_prediction(graph: Any) -> None:
         EstimatorSpec(PREDICT, one, export_outputs={"a": PredictOutput(one), "b": PredictOutput(one)})
 
 
-class Count(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Counts runs."""
-
-    runs = 0
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.runs += 1
-
-
 def test_hooks_host_call_and_scaffold_of_a_spec_run(tmp_path: Path) -> None:
     inner = model_fn_of(estimator_of(tmp_path).model.embedding.feature_columns)
-    hooks = {name: Count() for name in ("training_hooks", "evaluation_hooks", "prediction_hooks")}
+    hooks = {name: Recorder() for name in ("training_hooks", "evaluation_hooks", "prediction_hooks")}
     host_calls: list[Any] = []
     initialized: list[str] = []
 
@@ -607,7 +589,6 @@ def test_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
     assert checkpoints.latest_checkpoint(str(tmp_path)) is None
     assert checkpoints.global_step(None) == 0
     assert checkpoints.loss_history(str(tmp_path)) == []
-    assert checkpoints.trained_checkpoint(str(tmp_path), "given") == "given"
 
 
 def test_a_training_writes_statistics_of_its_ids(tmp_path: Path) -> None:

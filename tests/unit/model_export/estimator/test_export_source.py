@@ -50,8 +50,6 @@ def spec_of(**arguments: Any) -> EmbeddingConfigSpec:
 
 
 def examples() -> list[bytes]:
-    """Returns ROWS as serialized tf.Examples."""
-
     def example(row: list[int]) -> Any:
         field = tf.train.Feature(int64_list=tf.train.Int64List(value=row))
         return tf.train.Example(features=tf.train.Features(feature={"c": field}))
@@ -61,7 +59,6 @@ def examples() -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> EmbeddingEstimator:
-    """Two steps."""
     return estimator_of(tmp_path_factory.mktemp("trained"), spec_of()).train(input_fn, steps=2)
 
 
@@ -72,7 +69,6 @@ def source(trained: EmbeddingEstimator) -> EstimatorSource:
 
 
 def tags_of(folder: Path) -> list[list[str]]:
-    """Returns the tags of each MetaGraph of a SavedModel."""
     return [sorted(graph.meta_info_def.tags) for graph in read_saved_model(folder).meta_graphs]
 
 
@@ -222,7 +218,6 @@ def test_fields_by_kind() -> None:
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Trains an estimator for two steps; returns its model_dir."""
     folder = tmp_path_factory.mktemp("trained")
     return estimator_of(folder, spec_of()).train(input_fn, steps=2).model_dir
 

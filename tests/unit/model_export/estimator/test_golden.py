@@ -45,7 +45,6 @@ def expected(golden: Path) -> dict[str, Any]:
 
 
 def golden_model(model_dir: Path, **arguments: Any) -> EmbeddingEstimator:
-    """Returns an estimator of the model that TensorFlow 2.15 trained."""
     v1 = tf.compat.v1
     core: dict[str, Any] = {"embedding_lookup_device": "tpu_tensor_core", "tensor_core_shape": [None, 4]}
     sizes = (("a", 10), ("b", 10), ("c", 20))

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.tf
 
 @pytest.fixture(autouse=True)
 def graph() -> Iterator[Any]:
-    """A v1 graph."""
     with tf.Graph().as_default() as graph:
         yield graph
 

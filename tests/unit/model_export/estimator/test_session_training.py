@@ -25,6 +25,7 @@ from tests.unit.model_export.estimator.small_model import (
     TABLE,
     TABLE_NAME,
     WEIGHT,
+    Recorder,
     column,
     estimator_of,
     gradients,
@@ -174,22 +175,6 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path: Path) -> N
     table, weight, _ = by_numpy(sgd(lambda step: 0.5), 10)
     np.testing.assert_allclose(estimator.get_variable_value(TABLE_NAME), table, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(estimator.get_variable_value("weight"), weight, rtol=1e-4, atol=1e-5)
-
-
-class Recorder(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Counts its calls."""
-
-    def __init__(self) -> None:
-        self.begun = self.runs = self.ended = 0
-
-    def begin(self) -> None:
-        self.begun += 1
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.runs += 1
-
-    def end(self, session: Any) -> None:
-        self.ended += 1
 
 
 class Listener(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]

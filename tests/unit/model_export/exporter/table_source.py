@@ -89,12 +89,10 @@ class TableSource(tf.Module):  # type: ignore[misc]
 
     @property
     def spec(self) -> ModelSpec:
-        """Returns the spec of the tables that the test gave."""
         return self._spec_of_tables
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """The provenance, with one entry."""
         return {"history": [{"epoch": 1, "loss": 0.5}]}
 
     @property
@@ -103,7 +101,6 @@ class TableSource(tf.Module):  # type: ignore[misc]
         return ("serving_default", "examples") if self.spec is TWO_FEATURES else ()
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
-        """Writes a TensorFlow 2 SavedModel."""
         self.vocabularies = vocabulary_tables(self.spec, plan.vocabulary_files)
         reduced = ReducedVariables(plan.reduced)
         trained, self.scales = self.tables, reduced.scales
@@ -131,7 +128,6 @@ class TableSource(tf.Module):  # type: ignore[misc]
         )
 
     def table_rows(self, table: str, start: int, stop: int) -> np.ndarray:
-        """Returns rows [start, stop) of a table."""
         return self._trained[table][start:stop]
 
     def predict(self, signature: str, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:

@@ -20,12 +20,6 @@ from tests.toy_model import SHARD, toy_tables, write_bundle
 from tests.unit.model_export.report.test_renderings import write_statistics
 
 
-def test_inspect_prints_text(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(artifact)]) == 0
-    out = capsys.readouterr().out
-    assert "TABLES" in out and "row norms" in out
-
-
 def test_json_is_alone_on_stdout_and_html_in_its_file(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = artifact.parent / "report.html"
     assert main(["inspect", str(artifact), "--json", "--html", str(page)]) == 0
@@ -51,14 +45,12 @@ def test_a_bad_number_of_projector_rows_is_refused(number: str, capsys: pytest.C
     assert "is not a number from 1 to 100000" in capsys.readouterr().err
 
 
-def test_without_html_or_labels_nothing_is_projected(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(artifact), "--json"]) == 0
-    assert [table["projection"] for table in json.loads(capsys.readouterr().out)["tables"]] == [None, None]
-
-
-def test_fast_reads_no_table(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(artifact), "--json", "--fast"]) == 0
-    assert [table["health"] for table in json.loads(capsys.readouterr().out)["tables"]] == [None, None]
+@pytest.mark.parametrize(("flags", "missing"), [([], "projection"), (["--fast"], "health")])
+def test_without_html_or_labels_nothing_is_projected_and_fast_reads_no_table(
+    artifact: Path, flags: list[str], missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(artifact), "--json", *flags]) == 0
+    assert [table[missing] for table in json.loads(capsys.readouterr().out)["tables"]] == [None, None]
 
 
 def test_labels_statistics_and_run_come_from_where_the_flags_say(
@@ -103,14 +95,13 @@ def test_an_error_is_one_line(
     assert message in err and err.count("\n") == 1
 
 
-def test_a_label_given_twice_is_refused(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_label_given_twice_and_a_flag_that_is_no_label_file_are_refused(
+    artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (artifact.parent / "l.csv").write_text("red,warm\n")
     flag = ["--labels", f"tag={artifact.parent / 'l.csv'}"]
     assert main(["inspect", str(artifact), *flag, *flag]) == 1
     assert "'tag' is given twice" in capsys.readouterr().err
-
-
-def test_a_flag_that_is_no_label_file_is_refused_by_the_parser(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["inspect", "x", "--labels", "films.csv"])
     assert "TABLE=FILE" in capsys.readouterr().err
@@ -212,10 +203,6 @@ def test_variables_of_a_foreign_model_are_its_float_matrices(tmp_path: Path) -> 
         ("emb", 2, 3, "float32"),
     ]
     np.testing.assert_array_equal(map_table(tmp_path, found[0])[:], wide)
-
-
-def test_a_model_without_variables_has_none(tmp_path: Path) -> None:
-    assert matrix_variables(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import doctest
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from model_export.report import document as module
 from model_export.report import plots
 from model_export.report.build import nearest_rows, searched_ids
-from model_export.report.document import Curve, Projection, label_agreement, project, sample_ids
+from model_export.report.document import Curve, Projection, label_agreement, project
 from model_export.report.table_files import SlicedRows
-from model_export.statistics.table_health import Histogram
+from model_export.statistics.table_health import Histogram, sample_ids
 
 NS = "{http://www.w3.org/2000/svg}"
 
@@ -29,12 +28,9 @@ def test_bars_of_a_histogram_are_as_high_as_their_counts() -> None:
     root = parse(plots.norm_histogram("t", Histogram((0.0, 1.0, 2.0), (3, 6), above=2)))
     low, high = root.findall(f".//{NS}rect")
     assert float(high.get("height", 0)) == pytest.approx(2 * float(low.get("height", 0)), rel=1e-3)
-    assert "9 rows from 0 to 2" in root.get("aria-label", "") and "2 rows lie above 2" in root.get("aria-label", "")
-
-
-def test_one_bin_of_equal_norms_is_drawn() -> None:
     (bar,) = parse(plots.norm_histogram("t", Histogram((1.0, 1.0), (4,)))).findall(f".//{NS}rect")
-    assert float(bar.get("width", 0)) > 10
+    assert float(bar.get("width", 0)) > 10, "one bin of equal norms is drawn"
+    assert "9 rows from 0 to 2" in root.get("aria-label", "") and "2 rows lie above 2" in root.get("aria-label", "")
 
 
 def test_a_line_has_its_points_and_its_name() -> None:
@@ -122,19 +118,21 @@ def test_the_sign_does_not_hang_on_the_order_of_rows() -> None:
     np.testing.assert_allclose(forward.points, backward.points[::-1], atol=1e-9)
 
 
-def test_rows_that_are_not_finite_are_left_out() -> None:
-    rows = np.array([[0, 0], [np.nan, 1], [1, 1], [np.inf, 0]], np.float32)
-    assert project(rows, np.array([4, 5, 6, 7])).ids == (4, 6)
-
-
-@pytest.mark.parametrize("rows", [np.ones((1, 3)), np.ones((4, 3)), np.zeros((0, 3))])
-def test_rows_that_do_not_vary_lie_at_zero(rows: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    ("rows", "points"),
+    [
+        (np.ones((1, 3)), ((0.0, 0.0),)),
+        (np.ones((4, 3)), ((0.0, 0.0),) * 4),
+        (np.zeros((0, 3)), ()),
+        # One dimension leaves the second axis at zero.
+        (np.array([[1.0], [3.0]]), ((-1.0, 0.0), (1.0, 0.0))),
+    ],
+)
+def test_axes_without_variance_are_zero(rows: np.ndarray, points: tuple[Any, ...]) -> None:
     found = project(rows, np.arange(len(rows)))
-    assert found.points == ((0.0, 0.0),) * len(rows) and found.explained == (0.0, 0.0)
-
-
-def test_one_dimension_leaves_the_second_axis_at_zero() -> None:
-    assert project(np.array([[1.0], [3.0]]), np.arange(2)).points == ((-1.0, 0.0), (1.0, 0.0))
+    assert found.points == points and found.explained == (float(rows.shape[1] == 1), 0.0)
+    with_others = np.concatenate([rows, np.full((1, rows.shape[1]), np.nan), np.full((1, rows.shape[1]), np.inf)])
+    assert project(with_others, np.arange(len(with_others))) == found, "rows that are not finite are left out"
 
 
 def test_a_sample_is_of_distinct_ids_ascending_and_always_the_same() -> None:
@@ -142,13 +140,13 @@ def test_a_sample_is_of_distinct_ids_ascending_and_always_the_same() -> None:
     assert len(set(ids.tolist())) == 50 and (np.diff(ids) > 0).all() and ids.max() < 10_000
     np.testing.assert_array_equal(ids, sample_ids(10_000, seed=3, limit=50))
     assert (ids != sample_ids(10_000, seed=4, limit=50)).any()
-    np.testing.assert_array_equal(sample_ids(3, seed=3), [0, 1, 2])
+    np.testing.assert_array_equal(sample_ids(3, seed=3, limit=3), [0, 1, 2])
 
 
 def test_a_sample_of_candidates_holds_nothing_else() -> None:
     candidates = np.arange(5, 1000, 5)
     assert set(sample_ids(1000, seed=0, candidates=candidates, limit=20).tolist()) <= set(candidates.tolist())
-    np.testing.assert_array_equal(sample_ids(1000, seed=0, candidates=np.array([7, 2])), [2, 7])
+    np.testing.assert_array_equal(sample_ids(1000, seed=0, limit=2, candidates=np.array([7, 2])), [2, 7])
 
 
 def test_agreement_of_neighbours_by_hand() -> None:
@@ -166,11 +164,6 @@ def test_agreement_of_neighbours_by_hand() -> None:
 def test_agreement_needs_two_labelled_rows_and_bears_zero_rows() -> None:
     assert label_agreement(np.ones((2, 2)), ["a", None]) is None
     assert label_agreement(np.zeros((2, 2)), ["a", "a"]) == (1.0, 1.0)
-
-
-def test_the_example_holds() -> None:
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed
 
 
 def plain(rows: np.ndarray, row: int, k: int) -> list[int]:

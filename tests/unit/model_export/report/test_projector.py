@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import doctest
 import json
 import re
 from pathlib import Path
@@ -12,7 +11,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from model_export.report import page as module
 from model_export.report.commands import ProjectedTable, write_projector
 from model_export.report.page import Frame, clip, escape, marker, picture, short, text, ticks
 from model_export.row_names import LabelFile
@@ -157,8 +155,3 @@ def test_every_marker_is_well_formed_and_neighbours_differ_in_shape() -> None:
 
 def test_long_text_is_clipped() -> None:
     assert clip("abcdef", 4) == "abc…" and clip("abcd", 4) == "abcd"
-
-
-def test_the_examples_hold() -> None:
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed

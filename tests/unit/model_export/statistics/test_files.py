@@ -35,6 +35,7 @@ def seen(table: TableDescription, ids: list[int]) -> TableStatistics:
 def test_tables_come_back_as_they_were_in_order_of_their_names(tmp_path: Path) -> None:
     for statistics in (seen(FILM, [1, 2, 2]), seen(USER, [4, -1])):
         add_to_file(tmp_path / "made" / "for it", statistics)
+    assert read_statistics(tmp_path / "none") == []
     back = read_statistics(tmp_path / "made" / "for it")
     assert [each.table for each in back] == [USER, FILM]
     assert to_json(back[1]) == to_json(seen(FILM, [1, 2, 2]))
@@ -52,10 +53,6 @@ def test_later_numbers_are_added(tmp_path: Path) -> None:
         add_to_file(tmp_path, seen(FILM, ids))
     (statistics,) = read_statistics(tmp_path)
     assert (statistics.steps, statistics.ids, statistics.hot_ids(1)[0].count) == (2, 5, 3)
-
-
-def test_no_directory_holds_no_statistics(tmp_path: Path) -> None:
-    assert read_statistics(tmp_path / "none") == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format_version": 1}', '{"format_version": 2}', "{"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import doctest
 import subprocess
 import sys
 from pathlib import Path
@@ -254,35 +253,26 @@ def test_chunks_cover_every_row_once() -> None:
     assert list(row_chunks(5, 2)) == [(0, 5)]
 
 
-def test_the_example_holds() -> None:
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed
-
-
 USER = TableDescription("user", 5, 4, None, ("user",))
 
 
+RATES = [(0.1, 10), (1.0, 100), (0.001, 1)]
+
+
 def collector(folder: Path, **arguments: Any) -> LookupStatistics:
-    """Returns LookupStatistics of two tables."""
     return LookupStatistics(folder, [FILM, USER], **arguments)
 
 
 def chosen(statistics: LookupStatistics, steps: int) -> list[int]:
-    """Returns the steps that the statistics sample."""
     return [step for step in range(steps) if statistics.wants(step)]
 
 
-def test_three_of_every_hundred_steps_are_looked_at(tmp_path: Path) -> None:
-    steps = chosen(collector(tmp_path), 2000)
-    per_block = np.bincount(np.array(steps) // 100)
-    assert per_block[1:].tolist() == [3] * 19
-    assert steps[0] == 0 and per_block[0] in (3, 4)
-
-
-@pytest.mark.parametrize(("rate", "per_block"), [(0.1, 10), (1.0, 100), (0.001, 1)])
-def test_the_rate_is_what_is_asked_for(tmp_path: Path, rate: float, per_block: int) -> None:
-    steps = chosen(collector(tmp_path, sample_rate=rate), 300)
-    assert np.bincount(np.array(steps) // 100)[1:].tolist() == [per_block] * 2
+@pytest.mark.parametrize(("given", "per_block"), [({}, 3), *(({"sample_rate": r}, n) for r, n in RATES)])
+def test_the_rate_is_what_is_asked_for(tmp_path: Path, given: dict[str, float], per_block: int) -> None:
+    steps = chosen(collector(tmp_path, **given), 300)
+    counts = np.bincount(np.array(steps) // 100).tolist()
+    # The very first step is always in the sample.
+    assert steps[0] == 0 and counts[1:] == [per_block] * 2 and counts[0] in (per_block, per_block + 1)
 
 
 def test_the_seed_alone_chooses_the_steps(tmp_path: Path) -> None:
@@ -294,9 +284,7 @@ def test_only_sampled_steps_are_read_and_all_are_counted(tmp_path: Path) -> None
     statistics = collector(tmp_path)
     steps = chosen(statistics, 300)
     for step in range(300):
-        # The trainer does not fetch the ids of a step that is not sampled.
-        lookups = {} if step not in steps else {"user": (np.array([step % 5, 1]), None)}
-        statistics.observe(step, lookups)
+        statistics.observe(step, {"user": (np.array([step % 5, 1]), None)})
     statistics.save()
     film, user = read_statistics(tmp_path)
     assert (user.steps, user.sampled_steps, user.examples, user.ids) == (
@@ -306,14 +294,6 @@ def test_only_sampled_steps_are_read_and_all_are_counted(tmp_path: Path) -> None
         2 * len(steps),
     )
     assert (film.steps, film.sampled_steps, film.examples) == (300, len(steps), 0)
-
-
-def test_a_step_that_is_not_sampled_is_not_read(tmp_path: Path) -> None:
-    statistics = collector(tmp_path)
-    step = next(step for step in range(100) if not statistics.wants(step))
-    statistics.observe(step, {"user": (np.array([1]), None)})
-    statistics.save()
-    assert [each.ids for each in read_statistics(tmp_path)] == [0, 0]
 
 
 def test_features_of_one_table_add_up(tmp_path: Path) -> None:
@@ -386,11 +366,7 @@ def test_states_merge_by_their_maximum() -> None:
     ids = np.arange(5_000)
     one, other = with_ids(empty_registers(), ids[:3_000]), with_ids(empty_registers(), ids[2_000:])
     np.testing.assert_array_equal(np.maximum(one, other), with_ids(empty_registers(), ids))
-
-
-def test_large_ids_count_too() -> None:
-    registers = with_ids(empty_registers(), np.array([2**62, 2**62 + 1, 2**62]))
-    assert estimate(registers) == 2
+    assert estimate(with_ids(empty_registers(), np.array([2**62, 2**62 + 1, 2**62]))) == 2, "large ids count too"
 
 
 def test_a_rank_is_the_place_of_the_first_one_bit() -> None:
@@ -416,13 +392,9 @@ def test_counts_are_exact_while_they_fit() -> None:
     assert counts.undercount == 0
 
 
-def test_equal_counts_come_by_id() -> None:
-    assert IdCounts(4).with_ids(np.array([8, 3, 3, 8, 1])).top(2) == [(3, 2), (8, 2)]
-
-
-def test_no_ids_leave_the_counts() -> None:
-    counts = IdCounts(2).with_ids(np.array([4])).with_ids(np.zeros(0, np.int32))
-    assert counts.top(2) == [(4, 1)]
+def test_equal_counts_come_by_id_and_no_ids_leave_the_counts() -> None:
+    counts = IdCounts(4).with_ids(np.array([8, 3, 3, 8, 1]))
+    assert counts.top(2) == counts.with_ids(np.zeros(0, np.int32)).top(2) == [(3, 2), (8, 2)]
 
 
 def test_what_does_not_fit_costs_every_count_the_same() -> None:
