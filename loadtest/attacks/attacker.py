@@ -118,9 +118,9 @@ class Conn:
                 self.statuses[part[:3].decode("latin-1")] += 1
             self.head = self.head or data[:_KEPT_BYTES]
 
-    def wait(self, end_s: float, *, reads: bool = True) -> None:
-        """Waits until `end_s` or until the server closes the connection; reads answers meanwhile if `reads` is true."""
-        while not self.closed and (now_s := time.monotonic()) < end_s:
+    def wait(self, end_s: float, *, reads: bool = True, until: Callable[[], bool] = lambda: False) -> None:
+        """Waits until `end_s`, the server closes the connection, or `until` is true; reads answers if `reads` is."""
+        while not self.closed and not until() and (now_s := time.monotonic()) < end_s:
             if not reads:
                 time.sleep(min(0.05, end_s - now_s))
             elif select.select([self], [], [], min(0.1, end_s - now_s))[0]:
@@ -128,15 +128,11 @@ class Conn:
 
     def answered(self, count: int, end_s: float) -> None:
         """Waits until `count` HTTP/1.1 answers have begun, the server closes the connection, or the time is over."""
-        while not self.closed and self.statuses.total() < count and (now_s := time.monotonic()) < end_s:
-            if select.select([self], [], [], min(0.1, end_s - now_s))[0]:
-                self.read()
+        self.wait(end_s, until=lambda: self.statuses.total() >= count)
 
     def answer(self, end_s: float) -> None:
         """Waits until any bytes of the server arrive, it closes the connection, or the time is over."""
-        while not self.closed and not self._has_answer and (now_s := time.monotonic()) < end_s:
-            if select.select([self], [], [], min(0.1, end_s - now_s))[0]:
-                self.read()
+        self.wait(end_s, until=lambda: self._has_answer)
 
     def _close(self, how: str) -> None:
         self.closed = "reset" if how in ("ConnectionResetError", "BrokenPipeError") else how

@@ -7,9 +7,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from loadtest.attacks import frames
@@ -55,12 +56,7 @@ class Victim:
     """
 
     def __init__(self, target: Target) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["loadtest.attacks.cases"])
-        self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=_be_victim, args=(target, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._process, self._ours = _forked(_be_victim, target)
         assert self._ours.poll(_START_S), "the victim does not start"
         problem = self._ours.recv()
         if problem:
@@ -270,12 +266,7 @@ def measure(
     quiet = victim.waits()
     watcher = _Watcher(target.pids)
     attack_s = max(attack_s, CASES[name].least_s)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["loadtest.attacks.cases"])
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_attack, args=(target, name, attack_s, theirs), daemon=True)
-    process.start()
-    theirs.close()
+    process, ours = attacking(target, name, attack_s)
     try:
         ours.recv()
         victim.waits()
@@ -292,6 +283,25 @@ def measure(
     return Result(quiet, during, watcher.end(allowed_mib + CASES[name].cached_mib), outcome)
 
 
+def attacking(target: Target, name: str, seconds: float) -> tuple[BaseProcess, Connection]:
+    """Starts an attack; the connection gets "begun", and then the Outcome."""
+    return _forked(_attack, target, name, seconds)
+
+
 def _attack(target: Target, name: str, seconds: float, pipe: Connection) -> None:
     pipe.send("begun")
     pipe.send(run(target, CASES[name], seconds))
+
+
+def _forked(function: Callable[..., None], *arguments: object) -> tuple[BaseProcess, Connection]:
+    """Runs a function in a process of its own, so that its loops do not hold this interpreter's lock.
+
+    Returns the process and one end of a pipe; the function gets the other end as its last argument.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["loadtest.attacks.cases"])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=function, args=(*arguments, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours

@@ -22,7 +22,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,8 @@ from tests.toy_described import write_described_model
 from tests.toy_model import write_toy_model
 from tests.toy_policies import write_policy_model
 
+# Files of a corpus, which lies outside git: what it was recorded from, and a file of lines for each form.
+_ABOUT, _LINES = "about.json", ".jsonl.gz"
 # Small limits, so that a request of 256 KB is too large, and small answers are compressed.
 _FLAGS = (
     *("--max_request_bytes=131072", "--rest_api_gzip_min_bytes=64"),
@@ -76,28 +78,32 @@ def _parser() -> argparse.ArgumentParser:
 
 def _record(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
-    corpus, hand_written = Corpus(options.out), list(written())
-    write_models(corpus.models, options.models.split(","))
+    models, hand_written = options.out / "models", list(written())
+    for name in options.models.split(","):
+        # A model that is there stays.
+        if not (models / name).exists():
+            MODELS[name](models / name)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     server = options.server_from if not Path(options.server_from).is_dir() else f"a folder, at {commit}"
-    corpus.write_about(About(server, options.seed, options.requests, tuple(options.server_flags)))
+    about = {"server": server, "seed": options.seed, "requests": options.requests, "flags": options.server_flags}
+    (options.out / _ABOUT).write_text(json.dumps(about, indent=1))
     with _checkout(options.server_from) as root, ExitStack() as stack:
-        servers = [stack.enter_context(_server(root, corpus, options.server_flags)) for _ in range(2)]
+        servers = [stack.enter_context(_server(root, models, options.server_flags)) for _ in range(2)]
         clients = [stack.enter_context(Exchanges(server.ready())) for server in servers]
-        models = [ask(servers[0].http, model.name) for model in sorted(corpus.models.iterdir())]
-        drawing = Drawing(models, corpus.models, options.seed)
+        served = [ask(servers[0].http, model.name) for model in sorted(models.iterdir())]
+        drawing = Drawing(served, models, options.seed)
         for form in (*FORMS, OTHER):
             requests = [request for request in hand_written if request.form == form]
             if form != OTHER:
                 requests += drawing.dressed(form)
                 requests += [drawing.draw(form, number) for number in range(options.requests // len(FORMS))]
             varying: Counter[str] = Counter()
-            with corpus.writer(form) as file:
+            with gzip.open(options.out / f"{form}{_LINES}", "wt", compresslevel=5) as file:
                 for request in requests:
                     first, second = (client.send(request) for client in clients)
                     differing, _ = differences(request, [first], second)
                     varying.update(difference.part for difference in differing)
-                    file.write(request, [first, second] if differing else [first])
+                    file.write(_line(request, [first, second] if differing else [first]))
             say(f"{form}: {len(requests)} requests; parts that vary by chance: {dict(varying) or 'none'}")
         for fault, count in (servers[0].faults + servers[1].faults).most_common():
             say(f"NOTE the servers logged {count} times: {fault}")
@@ -105,17 +111,20 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    corpus, intended = Corpus(options.corpus), read_intended()
-    about = corpus.about()
-    say(f"recorded from {about.server}, seed {about.seed}, flags {list(about.flags)}")
+    intended, about = read_intended(), json.loads((options.corpus / _ABOUT).read_text())
+    say(f"recorded from {about['server']}, seed {about['seed']}, flags {about['flags']}")
+    forms = sorted(file.name.removesuffix(_LINES) for file in options.corpus.glob(f"*{_LINES}"))
     groups: dict[tuple[tuple[str, str, str], ...], list[_Finding]] = {}
     total = 0
     mask = without_nan_signs if options.any_nan_sign else str
-    flags = (*about.flags, *options.server_flags)
-    with _server(options.server, corpus, flags, options.python) as server, Exchanges(server.ready()) as client:
-        for form in options.forms.split(",") if options.forms else corpus.forms():
+    flags = (*about["flags"], *options.server_flags)
+    with (
+        _server(options.server, options.corpus / "models", flags, options.python) as server,
+        Exchanges(server.ready()) as client,
+    ):
+        for form in options.forms.split(",") if options.forms else forms:
             counts: Counter[str] = Counter()
-            for request, recorded in corpus.read(form):
+            for request, recorded in _recorded(options.corpus / f"{form}{_LINES}"):
                 if options.only and not f"{request.name},".startswith(f"{options.only},"):
                     continue
                 outcome, left = _compared(client, request, recorded, intended, mask)
@@ -178,9 +187,16 @@ def _shape(text: str) -> str:
     return re.sub(r"\"[^\"]*\"|'[^']*'|[0-9a-f]{8,}|-?[0-9.e+]+", "_", text)[:160]
 
 
-def _server(root: Path, corpus: Corpus, flags: Sequence[str], python: str = sys.executable) -> LiveServer:
-    config = write_config(corpus.models, corpus.models.parent / "models.config")
-    return LiveServer(f"--model_config_file={config.resolve()}", *_FLAGS, *flags, root=root, python=python)
+def _server(root: Path, models: Path, flags: Sequence[str], python: str = sys.executable) -> LiveServer:
+    """Starts a server of every version of all models in a folder; the label "stable" is version 1."""
+    configs = [
+        f'config {{ name: "{model.name}" base_path: "{model.resolve()}" model_platform: "tensorflow" '
+        'model_version_policy { all {} } version_labels { key: "stable" value: 1 } }'
+        for model in sorted(models.iterdir())
+    ]
+    file = models.parent / "models.config"
+    file.write_text(f"model_config_list {{ {' '.join(configs)} }}")
+    return LiveServer(f"--model_config_file={file.resolve()}", *_FLAGS, *flags, root=root, python=python)
 
 
 @contextmanager
@@ -198,62 +214,21 @@ def _checkout(server_from: str) -> Iterator[Path]:
         yield Path(scratch)
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """The server, the seed and the flags of a recording.
-
-    server: the commit or folder of the server. flags: flags of the server besides those that all servers have.
-    """
-
-    server: str
-    seed: int
-    requests: int
-    flags: tuple[str, ...]
+def _line(request: Request, answers: Sequence[Stored]) -> str:
+    """Returns a request and its answers as a line of the corpus."""
+    entry = asdict(request) | {"body": base64.b64encode(request.body).decode(), "answers": list(answers)}
+    return json.dumps(entry) + "\n"
 
 
-class Corpus:
-    """A folder of recorded requests and answers; it lies outside git."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.models = folder / "models"
-
-    def forms(self) -> list[str]:
-        return sorted(file.name.removesuffix(".jsonl.gz") for file in self._folder.glob("*.jsonl.gz"))
-
-    def about(self) -> About:
-        found = json.loads((self._folder / "about.json").read_text())
-        return About(**found | {"flags": tuple(found["flags"])})
-
-    def write_about(self, about: About) -> None:
-        (self._folder / "about.json").write_text(json.dumps(asdict(about), indent=1))
-
-    @contextmanager
-    def writer(self, form: str) -> Iterator[_Writer]:
-        """Opens the file of a form for writing; an existing file is replaced."""
-        with gzip.open(self._folder / f"{form}.jsonl.gz", "wt", compresslevel=5) as file:
-            yield _Writer(file)
-
-    def read(self, form: str) -> Iterator[tuple[Request, list[Stored]]]:
-        """Yields the requests of a form with their answers, several if the recorded server's answers vary."""
-        with gzip.open(self._folder / f"{form}.jsonl.gz", "rt") as file:
-            for line in file:
-                entry = json.loads(line)
-                answers = entry.pop("answers")
-                body = base64.b64decode(entry.pop("body"))
-                headers = tuple((name, value) for name, value in entry.pop("headers"))
-                yield Request(**entry, headers=headers, body=body), answers
-
-
-class _Writer:
-    """Writer of the lines of one form."""
-
-    def __init__(self, file: object) -> None:
-        self._file = file
-
-    def write(self, request: Request, answers: Sequence[Stored]) -> None:
-        entry = asdict(request) | {"body": base64.b64encode(request.body).decode(), "answers": list(answers)}
-        self._file.write(json.dumps(entry) + "\n")
+def _recorded(file: Path) -> Iterator[tuple[Request, list[Stored]]]:
+    """Yields the requests of a form with their answers, several if the recorded server's answers vary."""
+    with gzip.open(file, "rt") as lines:
+        for line in lines:
+            entry = json.loads(line)
+            answers = entry.pop("answers")
+            body = base64.b64decode(entry.pop("body"))
+            headers = tuple((name, value) for name, value in entry.pop("headers"))
+            yield Request(**entry, headers=headers, body=body), answers
 
 
 def _toy(folder: Path) -> None:
@@ -287,24 +262,6 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "tags": lambda folder: write_zoo_model(_tensorflow(), "tags", folder),
     "movielens": export_demo,
 }
-
-
-def write_models(folder: Path, names: Sequence[str]) -> None:
-    """Writes the named models into a folder; an existing model stays."""
-    for name in names:
-        if not (folder / name).exists():
-            MODELS[name](folder / name)
-
-
-def write_config(models: Path, file: Path) -> Path:
-    """Writes a configuration file that serves every version of all models in a folder; label "stable" is version 1."""
-    configs = [
-        f'config {{ name: "{model.name}" base_path: "{model.resolve()}" model_platform: "tensorflow" '
-        'model_version_policy { all {} } version_labels { key: "stable" value: 1 } }'
-        for model in sorted(models.iterdir())
-    ]
-    file.write_text(f"model_config_list {{ {' '.join(configs)} }}")
-    return file
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -12,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,9 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from loadtest.attacks.attacker import run as attack
 from loadtest.attacks.cases import CASES
-from loadtest.attacks.targets import Target, targets_of
+from loadtest.attacks.measuring import attacking
+from loadtest.attacks.targets import targets_of
 from loadtest.bench.workloads import MODEL, WORKLOADS, Data
 from loadtest.live_server import exchange
 from loadtest.soak.calls import SMALL_LOOKUP, Calls
@@ -174,18 +172,13 @@ def flood(grpc_address: str, http_address: str, tally: Tally, stop: threading.Ev
     ports = (int(address.rpartition(":")[2]) for address in (grpc_address, http_address))
     targets = targets_of(host, *ports, MODEL, _FEATURE, ())
     rounds = itertools.cycle([(name, target) for name in CASES for target in targets if CASES[name].fits(target)])
-    # The attacker runs in a process of its own, because its loops would hold the interpreter lock that the clients
-    # need.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["loadtest.attacks.cases"])
     while not stop.wait(interval_s):
         name, target = next(rounds)
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_attack, args=(target, name, theirs), daemon=True)
-        process.start()
-        theirs.close()
+        seconds = max(_FLOOD_S, CASES[name].least_s)
+        process, ours = attacking(target, name, seconds)
         try:
-            is_over = ours.poll(max(_FLOOD_S, CASES[name].least_s) + _OVERTIME_S)
+            ours.recv()
+            is_over = ours.poll(seconds + _OVERTIME_S)
             why = "" if is_over and ours.recv() else f"{name} did not end"
         except EOFError:
             why = f"{name}: the attacker's process ended with an error"
@@ -197,11 +190,6 @@ def flood(grpc_address: str, http_address: str, tally: Tally, stop: threading.Ev
             tally.failed(_FLOOD, why)
         else:
             tally.done(_FLOOD, name, None, 0)
-
-
-def _attack(target: Target, name: str, pipe: Connection) -> None:
-    attack(target, CASES[name], max(_FLOOD_S, CASES[name].least_s))
-    pipe.send(True)
 
 
 _PATIENCE_S = 30.0
