@@ -2,6 +2,8 @@
 
 use smallvec::SmallVec;
 
+use super::sparse::Sparse;
+
 /// The shape of a tensor: its sizes, the outermost first.
 pub type Dims = SmallVec<[usize; 4]>;
 
@@ -166,9 +168,8 @@ impl Tensor<'_> {
     }
 }
 
-/// The tensors of a request, one element for each input of the signature (see `Signature::input`); None for an input
-/// that the request lacks.
-pub type Inputs<'a> = SmallVec<[Option<Tensor<'a>>; 8]>;
+/// The tensors of a request, by the indexes of the signature's inputs (see `Signature::input`).
+pub type Inputs<'a> = Sparse<Tensor<'a>>;
 
 /// The number of an input's keys that a vocabulary lacks.
 #[derive(Clone, Copy, Debug)]
