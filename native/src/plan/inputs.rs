@@ -11,7 +11,6 @@ pub type Dims = SmallVec<[usize; 4]>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
-#[allow(missing_docs)]
 pub enum DataType {
     Float32 = 1,
     Float64 = 2,
@@ -129,7 +128,6 @@ impl DataType {
 /// Byte strings of a tensor, in row-major order.
 #[derive(Clone, Debug, Default)]
 pub struct Strings<'a> {
-    /// The strings.
     pub parts: Vec<std::borrow::Cow<'a, [u8]>>,
 }
 

@@ -268,9 +268,7 @@ pub struct Signature {
     pub name: String,
     /// Kind of the signature: a lookup or a predict.
     pub kind: SignatureKind,
-    /// Inputs of the signature.
     pub inputs: Vec<InputPlan>,
-    /// Features of the signature.
     pub features: Vec<FeaturePlan>,
     /// Outputs of the signature, in the order in which an answer has them.
     pub outputs: Vec<OutputPlan>,
@@ -493,13 +491,10 @@ impl VersionMemory {
 pub struct SharedParts {
     /// Name of the model to which this version belongs.
     pub model: String,
-    /// Version number.
     pub version: i64,
-    /// The signatures.
     pub signatures: Vec<Signature>,
     /// The description of each table, such as its name, V, D and dtype.
     pub tables: Vec<TableDescription>,
-    /// The vocabularies.
     pub vocabularies: Vec<Vocabulary>,
     /// The labels of each table's rows; None for a table without labels.
     labels: Vec<Option<Labels>>,
@@ -698,13 +693,11 @@ impl Servable {
         Some((remote, self.shared.tables[table].vocabulary_size))
     }
 
-    /// Returns the name of the servable's model.
     #[must_use]
     pub fn model(&self) -> &str {
         &self.shared.model
     }
 
-    /// Returns the number of the servable's version.
     #[must_use]
     pub fn version(&self) -> i64 {
         self.shared.version
