@@ -229,7 +229,7 @@ fn predict<'py>(
     let unknown = || PyValueError::new_err("Unknown");
     let number = servable.signature(signature, "").ok_or_else(unknown)?;
     let plan = &servable.signatures()[number];
-    let mut sent: Inputs<'_> = plan.inputs.iter().map(|_| None).collect();
+    let mut sent = Inputs::new(plan.inputs.len());
     for (name, dtype, dims, data) in &inputs {
         let input = plan.input(name.as_bytes()).ok_or_else(unknown)?;
         let data = match data.cast::<PyList>() {
@@ -242,7 +242,7 @@ fn predict<'py>(
         };
         let dtype = DataType::of_number(*dtype).ok_or_else(unknown)?;
         let dims = dims.iter().copied().collect();
-        sent[input] = Some(plan::Tensor { dtype, dims, data });
+        sent.insert(input, plan::Tensor { dtype, dims, data });
     }
     let wanted: Option<Vec<usize>> = outputs.iter().map(|name| plan.output(name.as_bytes())).collect();
     let wanted = wanted.ok_or_else(unknown)?;

@@ -86,7 +86,6 @@ impl Cache {
         self.rows.insert(key(table, row), bytes.into());
     }
 
-    /// Removes one row of a table from the cache.
     pub(super) fn remove(&self, table: u64, row: u64) {
         self.rows.remove(&key(table, row));
     }

@@ -52,11 +52,9 @@ impl Address {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RemoteDescription {
-    /// The cluster.
     pub address: Address,
     /// The text with which the key of every block of the table begins.
     pub tag: String,
-    /// Rows of a block.
     pub block_rows: usize,
     /// Number of shards; block `b` of the table belongs to shard `b % num_shards`.
     pub num_shards: usize,

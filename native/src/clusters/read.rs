@@ -28,7 +28,6 @@ const PASSING: [&str; 6] = ["MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN"
 
 /// A list of rows of one table that a read must get, with the buffer for the rows.
 pub struct Want<'t> {
-    /// The table.
     pub table: &'t RemoteTable,
     /// Numbers of the rows to read, each below V.
     pub ids: Vec<u64>,

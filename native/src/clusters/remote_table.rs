@@ -21,7 +21,6 @@ use super::topology::{ForgetSlots, Topology};
 pub struct TableCounts {
     /// Name of the model to which the table belongs.
     pub model: String,
-    /// Version number.
     pub version: i64,
     /// Name of the table whose reads are counted.
     pub table: String,

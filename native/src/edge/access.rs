@@ -26,7 +26,6 @@ const MAX_HEADER_BYTES: usize = 4096;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Caller {
-    /// Name of the caller.
     #[serde(default)]
     pub name: String,
     /// SHA-256 of each of the caller's tokens, in hexadecimal digits.

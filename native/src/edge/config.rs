@@ -12,7 +12,6 @@ use crate::admission::limits::Limits;
 
 /// The two wires, gRPC and HTTP. Their numbers are indexes of arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub enum Wire {
     Grpc = 0,
     Http = 1,

@@ -97,7 +97,6 @@ pub enum Fault {
 pub struct Compressed {
     /// The format of the data.
     pub coding: Coding,
-    /// The compressed bytes.
     pub data: Bytes,
     /// Number of zeros before the inflated bytes, for the prefix of a gRPC message.
     pub start: usize,

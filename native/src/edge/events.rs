@@ -7,7 +7,6 @@ use crate::plan::Declined;
 /// An event that the network server counts for all models together.
 #[derive(Clone, Copy, Debug)]
 #[repr(usize)]
-#[allow(missing_docs)]
 pub enum Event {
     DeclinedTooLarge,
     DeclinedWaits,

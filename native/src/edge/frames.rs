@@ -47,7 +47,6 @@ const RECENT_STREAMS: u32 = 64;
 /// application data, or unfinished heads and frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-#[allow(missing_docs)]
 pub enum Flood {
     Data = 1,
     Reset,

@@ -18,7 +18,6 @@ const OWN_BYTES: usize = 512;
 /// A request for the log of its model.
 #[derive(Debug)]
 pub struct LogEntry {
-    /// Name of the model.
     pub model: String,
     /// The version that answered the request.
     pub version: i64,
@@ -41,7 +40,6 @@ pub struct SpanRecord {
     pub parent: String,
     /// The trace id that was drawn for a request without a parent, in hexadecimal digits.
     pub trace_id: String,
-    /// The request's id.
     pub request_id: String,
     /// When the request began and ended, in nanoseconds since 1970.
     pub times_ns: (u64, u64),

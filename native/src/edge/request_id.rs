@@ -21,7 +21,6 @@ impl Default for RequestIds {
 }
 
 impl RequestIds {
-    /// Returns a new request id.
     #[must_use]
     pub fn make(&self) -> String {
         format!("{}-{:x}", self.prefix, self.next.fetch_add(1, Relaxed))

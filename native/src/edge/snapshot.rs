@@ -4,7 +4,6 @@ use serde::Serialize;
 
 /// A record of one slow request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)]
 pub struct SlowRequest {
     /// The time when the request ended, in seconds since 1970.
     pub at_s: f64,
@@ -21,7 +20,6 @@ pub struct SlowRequest {
 
 /// A record of one request that was refused for a fault.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)]
 pub struct FailedRequest {
     /// The time when the request ended, in seconds since 1970.
     pub at_s: f64,
@@ -37,7 +35,6 @@ pub struct FailedRequest {
 
 /// Number of requests that were refused with the same method, model, version, signature and code.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)]
 pub struct FailureCount {
     pub api: &'static str,
     pub method: &'static str,
@@ -50,7 +47,6 @@ pub struct FailureCount {
 
 /// The counts of a version that is unloaded.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)]
 pub struct RetiredSnapshot {
     pub subjects: Vec<SubjectSnapshot>,
     pub failed: Vec<FailureCount>,
@@ -58,7 +54,6 @@ pub struct RetiredSnapshot {
 
 /// Counts of the answered requests with the same method, model, version and signature.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)]
 pub struct SubjectSnapshot {
     pub api: &'static str,
     pub method: &'static str,
@@ -82,7 +77,6 @@ pub struct SubjectSnapshot {
 
 /// The times that one model's requests waited for a thread.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)]
 pub struct WaitSnapshot {
     pub model: String,
     pub seconds: f64,

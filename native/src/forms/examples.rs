@@ -224,7 +224,7 @@ fn run(
 ) -> Result<(Inferred, Option<Box<Notes>>), Declined> {
     let parts = examples.iter().map(|example| Cow::Borrowed(&**example)).collect();
     let (dims, data) = (smallvec![examples.len()], Data::Strings(Strings { parts }));
-    let inputs = smallvec![Some(Tensor { dtype: DataType::String, dims, data })];
+    let inputs = [Some(Tensor { dtype: DataType::String, dims, data })].into_iter().collect();
     let mut work = Work::prepare(servable, task.signature, inputs, &task.outputs, effort, call.max_response_bytes)?;
     let result = match task.method {
         Method::Classify => classes(&mut work, servable, task.signature, examples.len()),

@@ -3,10 +3,10 @@
 use super::json::explain::LookupDocument;
 use super::json::outputs::{self, JsonLayout};
 use super::json::reader::{LookupBody, read_lookup};
-use super::json::tensors::{add_dense, add_ragged, no_inputs};
+use super::json::tensors::{add_dense, add_ragged};
 use super::{Answered, Call, Version};
 use crate::plan::faults::{self, Asked, Names};
-use crate::plan::{Declined, InputPlan, Inputs, Signature, SignatureKind};
+use crate::plan::{Declined, Inputs, Signature, SignatureKind};
 
 const DEFAULT_SIGNATURE: &str = "lookup";
 
@@ -36,8 +36,7 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
             },
             Parsed::Whole(document) => document.inputs(signature)?.inputs,
         };
-        let lacks = |(input, sent): (&InputPlan, &Option<_>)| sent.is_none() && !input.is_optional;
-        let is_misplaced = signature.kind == SignatureKind::Predict && signature.inputs.iter().zip(&inputs).any(lacks);
+        let is_misplaced = signature.kind == SignatureKind::Predict && !signature.has_required(&inputs);
         let answered = outputs::answer(call, servable, index, inputs, JsonLayout::Embeddings);
         match answered {
             Err(Declined::Fault(mut fault)) if is_misplaced => {
@@ -60,7 +59,7 @@ enum Parsed<'a> {
 
 /// Converts a parsed `:lookup` body to the inputs of the signature.
 pub(super) fn inputs_of<'a>(signature: &Signature, body: LookupBody<'a>) -> Result<Inputs<'a>, Declined> {
-    let mut inputs = no_inputs(signature);
+    let mut inputs = Inputs::new(signature.inputs.len());
     let mut all_weights = body.weights;
     for column in body.features {
         let of_column = all_weights.iter().position(|weights| weights.name == column.name);

@@ -10,9 +10,7 @@ use crate::plan::{Declined, Servable, Signature, Version, faults};
 
 /// The model, version and signature that a request names.
 pub struct ModelSpec<'a> {
-    /// Name of the model.
     pub model: &'a str,
-    /// Version of the model.
     pub version: Version<'a>,
     /// Name of the signature; "" if the request names none.
     pub signature: &'a str,

@@ -182,8 +182,8 @@ pub(super) fn find<'a>(
     Ok((servable, signature))
 }
 
-/// Returns the tensors of a request in the order of the signature's inputs, None for an input that is not sent; and the
-/// indexes of the outputs that the request names.
+/// Returns the tensors of a request by the indexes of the signature's inputs, and the indexes of the outputs that the
+/// request names.
 ///
 /// # Errors
 /// The names of inputs or outputs do not fit the signature, or an input is sent twice.
@@ -192,7 +192,7 @@ pub(super) fn inputs_and_outputs<'a>(
     named: impl Iterator<Item = (Cow<'a, str>, Tensor<'a>)>,
     outputs: &[&str],
 ) -> Result<(Inputs<'a>, SmallVec<[usize; 8]>), Declined> {
-    let mut inputs: Inputs<'a> = signature.inputs.iter().map(|_| None).collect();
+    let mut inputs = Inputs::new(signature.inputs.len());
     // The names that the signature lacks: a request may have very many.
     let mut extra: HashSet<Cow<'a, str>> = HashSet::new();
     for (name, tensor) in named {
@@ -205,7 +205,7 @@ pub(super) fn inputs_and_outputs<'a>(
             }
             continue;
         };
-        if inputs[index].replace(tensor).is_some() {
+        if inputs.insert(index, tensor).is_some() {
             return Err(faults::input_twice(&name).into());
         }
     }

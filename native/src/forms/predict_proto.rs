@@ -119,8 +119,7 @@ fn read<'a>(
     signature: &Signature,
     effort: Effort<'_>,
 ) -> Result<(Inputs<'a>, OutputIndexes), Declined> {
-    let mut inputs = Inputs::new();
-    inputs.resize_with(signature.inputs.len(), || None);
+    let mut inputs = Inputs::new(signature.inputs.len());
     // The names that the signature lacks: a request may have very many.
     let mut extra: HashSet<&str> = HashSet::new();
     let mut filter: SmallVec<[&str; 4]> = SmallVec::new();
@@ -148,10 +147,10 @@ fn read<'a>(
                     check_num_messages(extra.len())?;
                     continue;
                 };
-                if inputs[index].is_some() {
+                if inputs.has(index) {
                     return Err(Declined::Unusual);
                 }
-                inputs[index] = Some(match tensor {
+                let tensor = match tensor {
                     Ok(tensor) => tensor,
                     Err(Declined::Fault(first)) => {
                         fault.get_or_insert(first);
@@ -159,7 +158,8 @@ fn read<'a>(
                         Tensor { dtype: DataType::Int64, dims: Dims::new(), data: Data::Raw(&[]) }
                     }
                     Err(declined) => return Err(declined),
-                });
+                };
+                inputs.insert(index, tensor);
             }
             (3, Value::Delimited(name)) => {
                 filter.push(text(name)?);

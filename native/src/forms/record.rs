@@ -48,8 +48,8 @@ impl Recording {
         let plan = servable.signatures().get(signature)?;
         let mut request = Vec::new();
         write_spec(&mut request, 1, servable, plan);
-        for (input, tensor) in plan.inputs.iter().zip(inputs) {
-            let Some(tensor) = tensor else { continue };
+        for (index, tensor) in inputs.iter() {
+            let input = &plan.inputs[index];
             let mut proto = Vec::new();
             write_input(&mut proto, tensor);
             write_delimited_header(&mut request, 2, delimited_len(1, input.name.len()) + delimited_len(2, proto.len()));

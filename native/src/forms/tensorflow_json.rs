@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::json::explain::{Decoded, PredictDocument};
 use super::json::outputs::{self, JsonLayout};
 use super::json::reader::{Column, Payload, PredictBody, read_predict};
-use super::json::tensors::{add_dense, add_ragged, no_inputs};
+use super::json::tensors::{add_dense, add_ragged};
 use super::{Answered, Call, Version};
 use crate::plan::faults::{Asked, Code};
 use crate::plan::{Declined, Inputs, Signature, check_names};
@@ -54,7 +54,7 @@ pub fn answer<'a>(call: &Call<'_>, model: &str, version: Version<'_>, body: &'a 
         let inputs = match parsed {
             Parsed::Plain(PredictBody { payload, is_by_row, .. }) => match inputs_of(signature, payload, is_by_row) {
                 // TensorFlow Serving's REST API has texts of its own for missing inputs.
-                Ok(inputs) if signature.is_described() || has_required(signature, &inputs) => inputs,
+                Ok(inputs) if signature.is_described() || signature.has_required(&inputs) => inputs,
                 _ => whole(&PredictDocument::parse(body, call.strict_json)?)?,
             },
             Parsed::Whole(document) => whole(&document)?,
@@ -62,10 +62,6 @@ pub fn answer<'a>(call: &Call<'_>, model: &str, version: Version<'_>, body: &'a 
         outputs::answer(call, servable, index, inputs, layout)
     };
     run().map_err(|declined| declined.at(|| servable.subject(index)))
-}
-
-fn has_required(signature: &Signature, inputs: &Inputs<'_>) -> bool {
-    signature.inputs.iter().zip(inputs).all(|(input, sent)| input.is_optional || sent.is_some())
 }
 
 /// A `:predict` body as the fast reader gives it, or as a whole document.
@@ -95,7 +91,7 @@ pub(super) fn inputs_of<'a>(
     if signature.inputs.is_empty() {
         return Err(Declined::Unusual);
     }
-    let mut inputs = no_inputs(signature);
+    let mut inputs = Inputs::new(signature.inputs.len());
     let columns = match payload {
         Payload::Columns(columns) => columns,
         Payload::Value(value) => {
@@ -169,7 +165,7 @@ fn role(signature: &Signature, columns: &[Column<'_>], name: &str, is_by_row: bo
     }
     let index = signature.input(name.as_bytes()).ok_or(Declined::Unusual)?;
     let is_ragged = |name: &str| is_sent(columns, name) && ragged(signature, columns, name).is_some();
-    if signature.ragged.iter().any(|one| one.weights == Some(index) && is_ragged(&one.name)) {
+    if signature.ragged_of([index]).any(|one| one.weights == Some(index) && is_ragged(&one.name)) {
         return Ok(ColumnRole::Weights);
     }
     if is_by_row && signature.is_ragged_part(index) {

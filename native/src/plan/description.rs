@@ -14,7 +14,6 @@ use crate::tables::table::{Combiner, Dtype, OnBadId, Summation};
 pub struct Description {
     /// Name of the model to which the described version belongs.
     pub model: String,
-    /// Version number.
     pub version: i64,
     /// Tables of the version.
     pub tables: Vec<TableDescription>,
@@ -156,7 +155,6 @@ pub struct SignatureDescription {
     pub name: String,
     /// Kind of the signature: a lookup or a predict.
     pub kind: SignatureKind,
-    /// Inputs of the signature.
     pub inputs: Vec<InputDescription>,
     /// Features of the signature. For a lookup, the manifest's features; for a predict, the features whose vectors are
     /// fed to the graph.
@@ -212,7 +210,6 @@ pub struct InputDescription {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DefaultDescription {
-    /// Dtype of the default.
     pub dtype: DataType,
     /// Sizes of the default's dimensions.
     pub shape: Vec<usize>,

@@ -12,7 +12,6 @@ use super::near_names::did_you_mean;
 
 /// A canonical code of `google.rpc.Code`; the discriminants are gRPC's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "google.rpc.Code documents them")]
 pub enum Code {
     InvalidArgument = 3,
     DeadlineExceeded = 4,
@@ -143,7 +142,7 @@ macro_rules! faults {
     ($($code:ident $name:ident($($arg:ident: $type:ty),*) $text:literal;)*) => {$(
         #[must_use]
         #[cold]
-        #[allow(missing_docs, clippy::must_use_candidate, reason = "the text says what the error is")]
+        #[allow(clippy::must_use_candidate, reason = "the text says what the error is")]
         pub fn $name($($arg: $type),*) -> BoxedFault {
             Fault::new(Code::$code, format!($text))
         }

@@ -7,6 +7,7 @@ use super::faults::{self, BoxedFault};
 use super::inputs::{Dims, Inputs, Tensor};
 use super::numbers::{NumberBytes, number_bytes};
 use super::servable::{FeaturePlan, LookupKind, Servable, Signature};
+use super::sparse::Sparse;
 use crate::tables::table::{Ints, LookupError, Weights};
 
 /// The ids, row splits and weights of one feature in a request, all validated, except that ids may lie outside the
@@ -17,6 +18,8 @@ pub(super) struct FeatureInputs<'r> {
     pub(super) sizes: Dims,
     splits: Option<NumberBytes<'r>>,
     pub(super) weights: Option<NumberBytes<'r>>,
+    /// How many of the ids lie outside the table; None before the feature was looked up.
+    pub(super) missing: Option<usize>,
     /// The number of rows up to the last one with an id that counts, for a feature that cuts the rows after it.
     kept: Option<usize>,
 }
@@ -63,32 +66,30 @@ impl FeatureInputs<'_> {
     }
 }
 
-/// Takes the tensors of each feature out of a request's inputs. For each feature, `of_keys` may have the ids that its
+/// Takes the tensors of the features that a request has out of its inputs. `of_keys` may have the ids that a feature's
 /// vocabulary gives for its keys.
 pub(super) fn feature_inputs<'r>(
     plan: &Signature,
     mut inputs: Inputs<'r>,
-    mut of_keys: impl Iterator<Item = Option<Tensor<'r>>>,
-) -> SmallVec<[Option<FeatureInputs<'r>>; 8]> {
+    mut of_keys: Sparse<Tensor<'r>>,
+) -> Sparse<FeatureInputs<'r>> {
     // Several features may read one input: the last of these features takes the input's tensor, the others clone it.
-    let mut sent = SmallVec::new();
-    for (f, feature) in plan.features.iter().enumerate() {
+    let mut sent = Sparse::new(plan.features.len());
+    for f in plan.features_of(inputs.indexes()) {
+        let feature = &plan.features[f];
         let mut take_or_clone = |index: usize| {
-            if plan.last_reader(index) == Some(f) { inputs[index].take() } else { inputs[index].clone() }
+            if plan.last_reader(index) == Some(f) { inputs.take(index) } else { inputs.get(index).cloned() }
         };
-        let Some(ids) = of_keys.next().flatten().or_else(|| take_or_clone(feature.ids)) else {
-            sent.push(None);
-            continue;
-        };
+        let Some(ids) = of_keys.take(f).or_else(|| take_or_clone(feature.ids)) else { continue };
         let (sizes, ids) = (ids.dims.clone(), number_bytes(ids));
         let splits = feature.row_splits.and_then(&mut take_or_clone).map(number_bytes);
         // An empty tensor of weights is the input's default, and means weight 1 for every id.
         let weights = feature.weights.and_then(&mut take_or_clone).map(number_bytes).filter(|w| !w.is_empty());
-        let mut one = FeatureInputs { ids, sizes, splits, weights, kept: None };
+        let mut one = FeatureInputs { ids, sizes, splits, weights, missing: None, kept: None };
         if feature.cuts_empty_rows {
             one.kept = Some((0..one.rows()).rev().find(|&row| one.has_ids(feature, row)).map_or(0, |row| row + 1));
         }
-        sent.push(Some(one));
+        sent.insert(f, one);
     }
     sent
 }
@@ -97,12 +98,12 @@ pub(super) fn feature_inputs<'r>(
 /// these outputs.
 pub(super) fn check_rows(
     plan: &Signature,
-    sent: &[Option<FeatureInputs<'_>>],
+    sent: &Sparse<FeatureInputs<'_>>,
     outputs: impl Iterator<Item = usize>,
 ) -> Result<(), BoxedFault> {
     let Some(most) = plan.max_rows else { return Ok(()) };
     for &part in outputs.flat_map(|output| &plan.outputs[output].parts) {
-        if let Some(rows) = sent[part].as_ref().map(FeatureInputs::rows).filter(|&rows| rows > most) {
+        if let Some(rows) = sent.get(part).map(FeatureInputs::rows).filter(|&rows| rows > most) {
             return Err(faults::too_many_rows(&plan.inputs[plan.features[part].ids].name, rows, most));
         }
     }

@@ -2,8 +2,6 @@
 
 use std::mem::MaybeUninit;
 
-use smallvec::SmallVec;
-
 use super::batch::BatchPlace;
 use super::declined::Declined;
 use super::effort::{Effort, Waiting};
@@ -17,6 +15,7 @@ use super::remote_rows;
 use super::rows_read::{RemoteRows, RowsRead};
 use super::servable::{FeaturePlan, LookupKind, Servable, Signature};
 use super::small_table::{Reading, SmallTable};
+use super::sparse::Sparse;
 use super::validation::ids_of_keys;
 
 /// Returns the shape of a feature's vectors; if `is_flat`, vectors of shape `[K, D]` are `K * D` numbers.
@@ -100,7 +99,7 @@ pub fn unknown_keys_of(servable: &Servable, plan: &Signature, inputs: &Inputs<'_
     for feature in &plan.features {
         let Some(vocabulary) = feature.vocabulary.filter(|_| feature.ids < plan.inputs.len()) else { continue };
         let is_counted = notes.unknown_keys.iter().any(|one| (one.input, one.vocabulary) == (feature.ids, vocabulary));
-        if let Some(keys) = inputs[feature.ids].clone().filter(|_| !is_counted) {
+        if let Some(keys) = inputs.get(feature.ids).filter(|_| !is_counted).cloned() {
             // The graph has run, so no vocabulary refuses a key.
             let _ = ids_of_keys(servable, plan, (feature.ids, vocabulary), keys, &mut notes.unknown_keys);
         }
@@ -113,7 +112,7 @@ pub fn unknown_keys_of(servable: &Servable, plan: &Signature, inputs: &Inputs<'_
 pub struct Features<'s, 'r> {
     servable: &'s Servable,
     plan: &'s Signature,
-    sent: SmallVec<[Option<FeatureInputs<'r>>; 8]>,
+    sent: Sparse<FeatureInputs<'r>>,
     unknown_keys: UnknownKeyCounts,
     /// For each feature, the rows that were read from a Valkey or Redis cluster; empty before `read_remote`, or if no
     /// feature has its table in a cluster.
@@ -138,27 +137,28 @@ impl<'s, 'r> Features<'s, 'r> {
         }
         let of_features = (0..plan.inputs.len()).map(|index| {
             plan.last_reader(index)?;
-            inputs[index].clone().or_else(|| plan.inputs[index].default.clone())
+            inputs.get(index).cloned().or_else(|| plan.inputs[index].default.clone())
         });
         let tensors: Inputs<'r> = of_features.chain(computed.into_iter().map(Some)).collect();
         let mut unknown_keys = UnknownKeyCounts::new();
-        let mut of_keys: Vec<Option<Tensor<'r>>> = Vec::new();
-        for feature in &plan.features {
+        let mut of_keys: Sparse<Tensor<'r>> = Sparse::new(plan.features.len());
+        for (f, feature) in plan.features.iter().enumerate() {
             let is_same = |other: &FeaturePlan| (other.ids, other.vocabulary) == (feature.ids, feature.vocabulary);
             let ids = match (feature.vocabulary, plan.inputs.get(feature.ids)) {
-                (Some(vocabulary), Some(_)) => match plan.features[..of_keys.len()].iter().position(is_same) {
-                    Some(earlier) => of_keys[earlier].clone(),
-                    None => tensors[feature.ids]
-                        .clone()
+                (Some(vocabulary), Some(_)) => match plan.features[..f].iter().position(is_same) {
+                    Some(earlier) => of_keys.get(earlier).cloned(),
+                    None => tensors
+                        .get(feature.ids)
+                        .cloned()
                         .map(|keys| ids_of_keys(servable, plan, (feature.ids, vocabulary), keys, &mut unknown_keys))
                         .transpose()?,
                 },
                 _ => None,
             };
-            of_keys.push(ids);
+            ids.map(|ids| of_keys.insert(f, ids));
         }
-        let sent = feature_inputs(plan, tensors, of_keys.into_iter());
-        if sent.iter().flatten().any(|one| one.sizes.iter().product::<usize>() != one.ids().len()) {
+        let sent = feature_inputs(plan, tensors, of_keys);
+        if sent.iter().any(|(_, one)| one.sizes.iter().product::<usize>() != one.ids().len()) {
             // A lookup would leave a part of its output unwritten.
             return Err(faults::internal("a tensor of ids has not as many elements as its shape says").into());
         }
@@ -204,8 +204,9 @@ impl<'s, 'r> Features<'s, 'r> {
     }
 
     fn sent_ids(&self, feature: usize) -> Result<&FeatureInputs<'r>, BoxedFault> {
-        let found = self.sent.get(feature).and_then(Option::as_ref);
-        found.ok_or_else(|| faults::internal("a predict lacks the ids of a feature, and its signature has no default"))
+        self.sent
+            .get(feature)
+            .ok_or_else(|| faults::internal("a predict lacks the ids of a feature, and its signature has no default"))
     }
 
     /// Returns the shape of a feature's vectors; if `is_flat` is true, the shape `[B, K, D]` becomes `[B, K * D]`.

@@ -4,7 +4,7 @@
 //! The first line of a text is cut as in `service/graph/savedmodel.py`.
 
 use super::faults::{self, BoxedFault, Code, Fault};
-use super::inputs::{DataType, Inputs};
+use super::inputs::{DataType, Inputs, Tensor};
 use super::numbers::integers;
 use super::servable::Signature;
 use super::validation::{row_counts, shape_faults};
@@ -50,10 +50,10 @@ fn first_line(text: &str) -> &str {
 /// The graph may have computed the id, so the sentence says no more than that the input has this number.
 fn bad_id(signature: &Signature, inputs: &Inputs<'_>, text: &str) -> Option<String> {
     let bad = text.match_indices("indices[").find_map(|(at, start)| refused_index(&text[at + start.len()..]))?;
-    let mut having = signature.inputs.iter().zip(inputs).filter_map(|(input, tensor)| {
-        let tensor = tensor.as_ref().filter(|tensor| matches!(tensor.dtype, DataType::Int64 | DataType::Int32))?;
+    let are_ids = |tensor: &Tensor<'_>| matches!(tensor.dtype, DataType::Int64 | DataType::Int32);
+    let mut having = inputs.iter().filter(|(_, tensor)| are_ids(tensor)).filter_map(|(index, tensor)| {
         let position = integers(tensor).iter().position(|&id| id == bad)?;
-        Some((&input.name, position))
+        Some((&signature.inputs[index].name, position))
     });
     let (name, position) = having.next()?;
     having.next().is_none().then(|| format!("input \"{name}\": has {bad} at position {position}."))

@@ -2,6 +2,8 @@
 
 use smallvec::SmallVec;
 
+use super::sparse::Sparse;
+
 /// The shape of a tensor: its sizes, the outermost first.
 pub type Dims = SmallVec<[usize; 4]>;
 
@@ -9,7 +11,6 @@ pub type Dims = SmallVec<[usize; 4]>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
-#[allow(missing_docs)]
 pub enum DataType {
     Float32 = 1,
     Float64 = 2,
@@ -127,7 +128,6 @@ impl DataType {
 /// Byte strings of a tensor, in row-major order.
 #[derive(Clone, Debug, Default)]
 pub struct Strings<'a> {
-    /// The strings.
     pub parts: Vec<std::borrow::Cow<'a, [u8]>>,
 }
 
@@ -166,9 +166,8 @@ impl Tensor<'_> {
     }
 }
 
-/// The tensors of a request, one element for each input of the signature (see `Signature::input`); None for an input
-/// that the request lacks.
-pub type Inputs<'a> = SmallVec<[Option<Tensor<'a>>; 8]>;
+/// The tensors of a request, by the indexes of the signature's inputs (see `Signature::input`).
+pub type Inputs<'a> = Sparse<Tensor<'a>>;
 
 /// The number of an input's keys that a vocabulary lacks.
 #[derive(Clone, Copy, Debug)]

@@ -13,6 +13,7 @@ mod graph_limit;
 mod graph_output;
 mod graph_refusal;
 mod inputs;
+mod links;
 mod names;
 mod near_names;
 mod notes;
@@ -23,6 +24,7 @@ mod routes;
 mod rows_read;
 mod servable;
 mod small_table;
+mod sparse;
 #[cfg(test)]
 pub(crate) mod tests;
 mod validation;

@@ -6,7 +6,6 @@ use super::inputs::UnknownKeyCounts;
 /// read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instead {
-    /// The table's name.
     pub table: String,
     /// Number of distinct rows of the answer that are from the row cache, and may be older than the rows in the
     /// cluster.

@@ -4,6 +4,7 @@ use super::declined::Declined;
 use super::effort::Effort;
 use super::feature_inputs::FeatureInputs;
 use super::servable::{FeaturePlan, Servable, Signature};
+use super::sparse::Sparse;
 use crate::tables::paged::read_rows;
 use crate::tables::table::{Ints, OnBadId, Policy};
 
@@ -19,12 +20,10 @@ const NO_ID: [i64; 1] = [-1];
 pub(super) fn read(
     servable: &Servable,
     plan: &Signature,
-    sent: &[Option<FeatureInputs<'_>>],
+    sent: &Sparse<FeatureInputs<'_>>,
     effort: Effort<'_>,
 ) -> Result<(), Declined> {
-    let features = plan.features.iter().zip(sent);
-    let sent = features.filter_map(|(feature, sent)| Some((feature, sent.as_ref()?)));
-    read_or_check(servable, sent.flat_map(|(feature, sent)| wanted(feature, sent)), effort)
+    read_or_check(servable, sent.iter().flat_map(|(index, sent)| wanted(&plan.features[index], sent)), effort)
 }
 
 /// Reads the rows of one feature into memory, as [`read`] does.

@@ -14,14 +14,14 @@ use super::paged_rows::read_pages;
 use super::rows_read::RemoteRows;
 use super::servable::{FeaturePlan, Servable, Signature};
 use super::small_table::Distinct;
+use super::sparse::Sparse;
 use crate::clusters::{self, Want};
 use crate::tables::memory::Memory;
 use crate::tables::table::{Dtype, Ints, LookupError, OnBadId, OutputRows, Policy, Table};
 
 /// Says whether a feature of the request reads a table whose rows lie in a Valkey or Redis cluster.
-pub(super) fn reads_any(servable: &Servable, plan: &Signature, sent: &[Option<FeatureInputs<'_>>]) -> bool {
-    let mut features = plan.features.iter().zip(sent);
-    features.any(|(feature, sent)| sent.is_some() && servable.remote_table(feature.table).is_some())
+pub(super) fn reads_any(servable: &Servable, plan: &Signature, sent: &Sparse<FeatureInputs<'_>>) -> bool {
+    plan.is_remote && sent.iter().any(|(index, _)| servable.remote_table(plan.features[index].table).is_some())
 }
 
 /// Reads from Valkey or Redis clusters the rows of each feature; returns None for a feature of a mapped table, and for
@@ -35,21 +35,22 @@ pub(super) fn reads_any(servable: &Servable, plan: &Signature, sent: &[Option<Fe
 pub(super) fn read(
     servable: &Servable,
     plan: &Signature,
-    sent: &[Option<FeatureInputs<'_>>],
+    sent: &Sparse<FeatureInputs<'_>>,
     is_needed: &dyn Fn(usize) -> bool,
     effort: Effort<'_>,
 ) -> Result<Vec<Option<RemoteRows>>, Declined> {
     let remote = |feature: &FeaturePlan| servable.remote_table(feature.table);
-    let all = || plan.features.iter().zip(sent).enumerate().filter(|(index, _)| is_needed(*index));
-    let features = || all().map(|(_, one)| one).filter(|(_, sent)| sent.is_some());
+    let all = || sent.iter().filter(|(index, _)| is_needed(*index));
+    let mut features = all().map(|(index, _)| &plan.features[index]);
     let is_waiting = matches!(effort, Effort::Wait(_));
-    if !is_waiting && features().any(|(feature, _)| remote(feature).is_some_and(|(table, _)| !table.has_cache())) {
+    if !is_waiting && features.any(|feature| remote(feature).is_some_and(|(table, _)| !table.has_cache())) {
         return Err(Declined::Waits);
     }
     let mut wants = Vec::new();
     let mut found_at = Vec::new();
-    for (index, (feature, sent)) in all() {
-        let (Some(sent), Some((table, size))) = (sent, remote(feature)) else { continue };
+    for (index, sent) in all() {
+        let feature = &plan.features[index];
+        let Some((table, size)) = remote(feature) else { continue };
         let mut distinct = Distinct::of(sent.ids(), feature.policy, size, feature.default_row_if_read());
         if distinct.has_refused {
             // The lookup may read none of the refused ids. If it reads one, the request waits for no row.

@@ -9,7 +9,6 @@ use crate::tables::table::Table;
 
 /// The distinct rows that one feature of a request reads from a Valkey or Redis cluster.
 pub(super) struct RemoteRows {
-    /// The rows.
     pub(super) small: SmallTable,
     /// Counts of the distinct rows that could not be read: of those that the row cache replaced, and of those that a
     /// default row replaced.

@@ -17,9 +17,11 @@ use super::effort::Effort;
 use super::faults::{self, Asked, BoxedFault, Names as KnownNames};
 use super::graph_output::GraphOutput;
 use super::inputs::{Data, DataType, Inputs, Strings, Tensor, UnknownKeyCounts};
+use super::links::Links;
 use super::names::Names;
 use super::notes::Notes;
 use super::rows_read::RowsRead;
+use super::sparse::Indexes;
 use crate::clusters::{Clusters, RemoteTable};
 use crate::tables::hot_rows::HotRows;
 use crate::tables::labels::Labels;
@@ -266,9 +268,7 @@ pub struct Signature {
     pub name: String,
     /// Kind of the signature: a lookup or a predict.
     pub kind: SignatureKind,
-    /// Inputs of the signature.
     pub inputs: Vec<InputPlan>,
-    /// Features of the signature.
     pub features: Vec<FeaturePlan>,
     /// Outputs of the signature, in the order in which an answer has them.
     pub outputs: Vec<OutputPlan>,
@@ -292,17 +292,14 @@ pub struct Signature {
     output_names: Names,
     /// Map from the name of each feature with row splits to the feature's index.
     ragged_by_name: Names,
-    /// For each input, and after these for each id tensor that the graph computes, the last feature that reads it.
-    last_readers: Vec<Option<usize>>,
-    /// For each input, whether it has the values, the row splits or the weights of a ragged tensor.
-    ragged_parts: Vec<bool>,
+    links: SignatureLinks,
 }
 
 impl Signature {
     /// Returns the name under which clients know an input with ids or keys: that of its feature, if it has one.
     #[must_use]
     pub fn name_of_values(&self, input: usize) -> &str {
-        let ragged = self.ragged_names.iter().find(|names| names.values == input);
+        let ragged = self.ragged_names_of([input]).find(|names| names.values == input);
         ragged.map_or(&self.inputs[input].name, |names| &names.feature)
     }
 
@@ -353,23 +350,46 @@ impl Signature {
     /// Says whether an input has the values, the row splits or the weights of a ragged tensor.
     #[must_use]
     pub fn is_ragged_part(&self, input: usize) -> bool {
-        self.ragged_parts.get(input).copied().unwrap_or(false)
+        !self.links.ragged_by_part.of(input).is_empty()
     }
 
     /// Returns the last feature that reads an input, or an id tensor that the graph computes; None if no feature does.
     #[must_use]
     #[inline]
     pub(super) fn last_reader(&self, input: usize) -> Option<usize> {
-        self.last_readers.get(input).copied().flatten()
+        self.links.last_readers.get(input).copied().flatten()
     }
 
     /// Returns the tensor of an input in a request, or else the input's default; None if it has none.
     #[must_use]
     pub fn sent_or_default<'t>(&'t self, inputs: &'t Inputs<'_>, input: usize) -> Option<&'t Tensor<'t>> {
-        match inputs.get(input) {
-            Some(Some(tensor)) => Some(tensor),
-            _ => self.inputs.get(input)?.default.as_ref(),
-        }
+        inputs.get(input).or_else(|| self.inputs.get(input)?.default.as_ref())
+    }
+
+    /// Says whether a request has all inputs that it may not leave out.
+    #[must_use]
+    pub fn has_required(&self, inputs: &Inputs<'_>) -> bool {
+        self.links.required.iter().all(|&index| inputs.has(index))
+    }
+
+    /// Returns the features whose ids these inputs are, or these id tensors that the graph computes.
+    pub(super) fn features_of(&self, ids: Indexes) -> Indexes {
+        self.links.features_by_ids.of_all(ids)
+    }
+
+    /// Returns the outputs whose first parts are these features.
+    pub(super) fn outputs_of(&self, first_parts: Indexes) -> Indexes {
+        self.links.outputs_by_part.of_all(first_parts)
+    }
+
+    /// Returns the ragged tensors of which these inputs are parts.
+    pub fn ragged_of(&self, parts: impl IntoIterator<Item = usize>) -> impl Iterator<Item = &Ragged> {
+        self.links.ragged_by_part.of_all(parts).into_iter().map(|index| &self.ragged[index])
+    }
+
+    /// Returns the ragged names of whose inputs these are some.
+    pub(super) fn ragged_names_of(&self, parts: impl IntoIterator<Item = usize>) -> impl Iterator<Item = &RaggedNames> {
+        self.links.names_by_part.of_all(parts).into_iter().map(|index| &self.ragged_names[index])
     }
 
     /// Returns the names of the ragged feature with this name in JSON requests.
@@ -381,9 +401,7 @@ impl Signature {
     /// Returns the ragged feature of which an input is the ids, the row splits or the weights.
     #[must_use]
     pub fn ragged_owner(&self, input: usize) -> Option<&RaggedNames> {
-        self.ragged_names
-            .iter()
-            .find(|one| one.values == input || one.row_splits == input || one.weights_input == Some(input))
+        self.ragged_names_of([input]).next()
     }
 
     /// Returns the name that errors have for an input: the feature's for its ids if their name is made of it, for the
@@ -391,7 +409,7 @@ impl Signature {
     #[must_use]
     pub fn told_name(&self, input: usize) -> &str {
         let name = self.inputs.get(input).map_or("", |input| &*input.name);
-        let owner = self.ragged_names.iter().find(|one| one.values == input);
+        let owner = self.ragged_names_of([input]).find(|one| one.values == input);
         owner.filter(|one| name.strip_prefix(&*one.feature) == Some("__values")).map_or(name, |one| &*one.feature)
     }
 
@@ -473,13 +491,10 @@ impl VersionMemory {
 pub struct SharedParts {
     /// Name of the model to which this version belongs.
     pub model: String,
-    /// Version number.
     pub version: i64,
-    /// The signatures.
     pub signatures: Vec<Signature>,
     /// The description of each table, such as its name, V, D and dtype.
     pub tables: Vec<TableDescription>,
-    /// The vocabularies.
     pub vocabularies: Vec<Vocabulary>,
     /// The labels of each table's rows; None for a table without labels.
     labels: Vec<Option<Labels>>,
@@ -678,13 +693,11 @@ impl Servable {
         Some((remote, self.shared.tables[table].vocabulary_size))
     }
 
-    /// Returns the name of the servable's model.
     #[must_use]
     pub fn model(&self) -> &str {
         &self.shared.model
     }
 
-    /// Returns the number of the servable's version.
     #[must_use]
     pub fn version(&self) -> i64 {
         self.shared.version
@@ -996,8 +1009,7 @@ fn signature(
     };
     let named = ragged.iter().enumerate().filter(|(_, one)| is_named(one));
     let ragged_by_name = Names::new(named.map(|(index, one)| (one.name.as_str(), index)));
-    let last_readers = last_readers(&features, inputs.len() + num_computed);
-    let ragged_parts = ragged_parts(&ragged, inputs.len());
+    let links = SignatureLinks::new(&inputs, num_computed, &features, &outputs, &ragged, &ragged_names);
     Ok(Signature {
         name,
         kind,
@@ -1015,33 +1027,62 @@ fn signature(
         input_names,
         output_names,
         ragged_by_name,
-        last_readers,
-        ragged_parts,
+        links,
     })
 }
 
-/// Returns the last feature that reads each tensor of ids, row splits or weights.
-fn last_readers(features: &[FeaturePlan], num_tensors: usize) -> Vec<Option<usize>> {
-    let mut readers = vec![None; num_tensors];
-    for (number, feature) in features.iter().enumerate() {
-        for read in [Some(feature.ids), feature.row_splits, feature.weights].into_iter().flatten() {
-            if let Some(last) = readers.get_mut(read) {
-                *last = Some(number);
-            }
-        }
-    }
-    readers
+/// The indexes that belong together in one signature.
+#[derive(Debug)]
+struct SignatureLinks {
+    /// The inputs that a request may not leave out.
+    required: Vec<usize>,
+    /// For each input, and after these for each id tensor that the graph computes, the last feature that reads it.
+    last_readers: Vec<Option<usize>>,
+    /// For each input, and after these for each id tensor that the graph computes, the features that read its ids.
+    features_by_ids: Links,
+    /// For each feature, the outputs whose first part it is.
+    outputs_by_part: Links,
+    /// For each input, the ragged tensors of which it has the values, the row splits or the weights.
+    ragged_by_part: Links,
+    /// For each input, the ragged names of which it has the ids, the row splits or the weights.
+    names_by_part: Links,
 }
 
-/// Returns for each input whether it is a part of a ragged tensor.
-fn ragged_parts(ragged: &[Ragged], num_inputs: usize) -> Vec<bool> {
-    let mut parts = vec![false; num_inputs];
-    for part in ragged.iter().flat_map(|one| [Some(one.values), Some(one.row_splits), one.weights]).flatten() {
-        if let Some(is_part) = parts.get_mut(part) {
-            *is_part = true;
+impl SignatureLinks {
+    /// Links the parts of a signature whose graph computes `num_computed` id tensors.
+    fn new(
+        inputs: &[InputPlan],
+        num_computed: usize,
+        features: &[FeaturePlan],
+        outputs: &[OutputPlan],
+        ragged: &[Ragged],
+        names: &[RaggedNames],
+    ) -> Self {
+        let num_tensors = inputs.len() + num_computed;
+        let mut last_readers = vec![None; num_tensors];
+        for (number, feature) in features.iter().enumerate() {
+            for read in [Some(feature.ids), feature.row_splits, feature.weights].into_iter().flatten() {
+                last_readers.get_mut(read).into_iter().for_each(|last| *last = Some(number));
+            }
+        }
+        let by_part = |parts: Vec<[Option<usize>; 3]>| {
+            let pairs = parts.into_iter().enumerate();
+            let pairs = pairs.flat_map(|(number, parts)| parts.into_iter().flatten().map(move |part| (part, number)));
+            Links::new(inputs.len(), pairs)
+        };
+        let required = inputs.iter().enumerate().filter(|(_, input)| !input.is_optional);
+        let ids = features.iter().map(|feature| feature.ids).enumerate();
+        let first_parts = outputs.iter().enumerate().filter_map(|(number, one)| Some((*one.parts.first()?, number)));
+        let of_names = names.iter().map(|one| [Some(one.values), Some(one.row_splits), one.weights_input]);
+        SignatureLinks {
+            required: required.map(|(index, _)| index).collect(),
+            last_readers,
+            features_by_ids: Links::new(num_tensors, ids.map(|(number, ids)| (ids, number))),
+            outputs_by_part: Links::new(features.len(), first_parts),
+            ragged_by_part: by_part(ragged.iter().map(|r| [Some(r.values), Some(r.row_splits), r.weights]).collect()),
+            names_by_part: by_part(of_names.collect()),
         }
     }
-    parts
 }
 
 fn ragged_tensors(features: &[FeaturePlan], names: &[RaggedNames], inputs: &[InputPlan]) -> Vec<Ragged> {

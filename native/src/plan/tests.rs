@@ -102,14 +102,18 @@ pub(crate) fn toy() -> Servable {
     servable(json!([signature]), &[(5, 2)])
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "an input that was sent")]
-fn ints(numbers: &[i64]) -> Option<Tensor<'static>> {
+fn ints(numbers: &[i64]) -> Tensor<'static> {
     let dims = [numbers.len()].into_iter().collect();
-    Some(Tensor { dtype: DataType::Int64, dims, data: Data::Ints(numbers.to_vec()) })
+    Tensor { dtype: DataType::Int64, dims, data: Data::Ints(numbers.to_vec()) }
+}
+
+fn weights(numbers: &[f32]) -> Tensor<'static> {
+    let dims = [numbers.len()].into_iter().collect();
+    Tensor { dtype: DataType::Float32, dims, data: Data::Floats(numbers.to_vec()) }
 }
 
 fn nothing<'a>() -> Inputs<'a> {
-    (0..7).map(|_| None).collect()
+    Inputs::new(7)
 }
 
 /// One output of an answer: its name, its shape and its numbers.
@@ -137,7 +141,7 @@ fn ask(servable: &Arc<Servable>, inputs: Inputs<'_>, wanted: &[&str]) -> Result<
 fn a_lookup_answers_the_features_that_were_sent() {
     let servable = Arc::new(toy());
     let mut inputs = nothing();
-    inputs[0] = ints(&[4, 0]);
+    inputs.insert(0, ints(&[4, 0]));
     let found = ask(&servable, inputs, &[]).expect("an answer");
     assert_eq!(found, [("one".to_owned(), vec![2, 2], vec![40.0, 41.0, 0.0, 1.0])]);
     assert_eq!(servable.counts()[0][0].ids.load(std::sync::atomic::Ordering::Relaxed), 2);
@@ -147,14 +151,10 @@ fn a_lookup_answers_the_features_that_were_sent() {
 fn joined_outputs_stand_side_by_side() {
     let servable = Arc::new(toy());
     let mut inputs = nothing();
-    inputs[0] = ints(&[1, 2]);
-    inputs[1] = ints(&[0, 2, 7]);
-    inputs[2] = ints(&[0, 2, 3]);
-    inputs[3] = Some(Tensor {
-        dtype: DataType::Float32,
-        dims: [3].into_iter().collect(),
-        data: Data::Floats(vec![1.0, 3.0, 1.0]),
-    });
+    inputs.insert(0, ints(&[1, 2]));
+    inputs.insert(1, ints(&[0, 2, 7]));
+    inputs.insert(2, ints(&[0, 2, 3]));
+    inputs.insert(3, weights(&[1.0, 3.0, 1.0]));
     let found = ask(&servable, inputs, &["both"]).expect("an answer");
     assert_eq!(found, [("both".to_owned(), vec![2, 4], vec![10.0, 11.0, 15.0, 16.0, 20.0, 21.0, 0.0, 0.0])]);
     assert_eq!(servable.counts()[0][1].missing.load(std::sync::atomic::Ordering::Relaxed), 1);
@@ -166,9 +166,9 @@ fn sequences_and_blocks_are_flat_where_the_output_is() {
     let pair: Vec<u8> = [1_i64, 2, 3, 4].into_iter().flat_map(i64::to_le_bytes).collect();
     let mut inputs = nothing();
     let values = [3_i32, 1, 4, 2].into_iter().flat_map(i32::to_le_bytes).collect();
-    inputs[4] = Some(Tensor { dtype: DataType::Int32, dims: [4].into_iter().collect(), data: Data::Bytes(values) });
-    inputs[5] = ints(&[0, 3, 4]);
-    inputs[6] = Some(Tensor { dtype: DataType::Int64, dims: [2, 2].into_iter().collect(), data: Data::Raw(&pair) });
+    inputs.insert(4, Tensor { dtype: DataType::Int32, dims: [4].into_iter().collect(), data: Data::Bytes(values) });
+    inputs.insert(5, ints(&[0, 3, 4]));
+    inputs.insert(6, Tensor { dtype: DataType::Int64, dims: [2, 2].into_iter().collect(), data: Data::Raw(&pair) });
     let found = ask(&servable, inputs, &[]).expect("an answer");
     assert_eq!(
         found,
@@ -187,9 +187,9 @@ fn sequences_and_blocks_are_flat_where_the_output_is() {
 #[test]
 fn inputs_that_do_not_fit_are_declined() {
     let servable = Arc::new(toy());
-    let one = |slot: usize, tensor: Option<Tensor<'static>>| -> Inputs<'static> {
+    let one = |slot: usize, tensor: Tensor<'static>| -> Inputs<'static> {
         let mut inputs = nothing();
-        inputs[slot] = tensor;
+        inputs.insert(slot, tensor);
         inputs
     };
     assert!(is_fault(ask(&servable, nothing(), &[])));
@@ -198,24 +198,22 @@ fn inputs_that_do_not_fit_are_declined() {
     assert!(is_fault(ask(&servable, one(0, ints(&[1])), &["both"])), "half of a joined output");
     for splits in [&[1, 1][..], &[0, 2, 1], &[0, 2], &[0, -1, 1], &[]] {
         let mut inputs = one(1, ints(&[1]));
-        inputs[2] = ints(splits);
+        inputs.insert(2, ints(splits));
         assert!(is_fault(ask(&servable, inputs, &[])), "row splits {splits:?}");
     }
     let mut inputs = one(1, ints(&[1]));
-    inputs[2] = ints(&[0, 1]);
-    inputs[3] =
-        Some(Tensor { dtype: DataType::Float32, dims: [2].into_iter().collect(), data: Data::Floats(vec![1.0; 2]) });
+    inputs.insert(2, ints(&[0, 1]));
+    inputs.insert(3, weights(&[1.0; 2]));
     assert!(is_fault(ask(&servable, inputs, &[])), "two weights for one id");
-    let flat = Tensor { dtype: DataType::Float32, dims: [1].into_iter().collect(), data: Data::Floats(vec![1.0]) };
-    assert!(is_fault(ask(&servable, one(0, Some(flat)), &[])), "floats as ids");
+    assert!(is_fault(ask(&servable, one(0, weights(&[1.0])), &[])), "floats as ids");
     assert!(is_fault(ask(&servable, one(0, ints(&[1; 101])), &[])), "more than max_rows");
     assert!(is_fault(ask(&servable, one(6, ints(&[1, 2])), &[])), "ids of another rank");
     let large = 1 << 29;
     let mut inputs = one(4, ints(&[large]));
-    inputs[5] = ints(&[0, 1]);
+    inputs.insert(5, ints(&[0, 1]));
     assert!(is_fault(ask(&servable, inputs, &[])), "an id of no row, that fits int32");
     let mut inputs = one(4, ints(&[1 << 40]));
-    inputs[5] = ints(&[0, 1]);
+    inputs.insert(5, ints(&[0, 1]));
     assert!(is_fault(ask(&servable, inputs, &[])), "an id that does not fit int32");
 }
 
@@ -223,11 +221,12 @@ fn inputs_that_do_not_fit_are_declined() {
 fn limits_and_effort_are_checked_before_rows_are_read() {
     let servable = Arc::new(toy());
     let mut inputs = nothing();
-    inputs[0] = ints(&[1, 2]);
+    inputs.insert(0, ints(&[1, 2]));
     assert!(is_fault(Work::prepare(&servable, 0, inputs.clone(), &[], Effort::Any, 15).map(drop)));
     assert!(Work::prepare(&servable, 0, inputs.clone(), &[], Effort::Small, 16).is_ok());
     // Two more features add the outputs "bag" and "both" (16 and 32 bytes) to the answer, but not to a filtered one.
-    (inputs[1], inputs[2]) = (ints(&[1, 2]), ints(&[0, 1, 2]));
+    inputs.insert(1, ints(&[1, 2]));
+    inputs.insert(2, ints(&[0, 1, 2]));
     let is_refused = |wanted: &[usize], limit| {
         is_fault(Work::prepare(&servable, 0, inputs.clone(), wanted, Effort::Any, limit).map(drop))
     };
@@ -239,7 +238,7 @@ fn limits_and_effort_are_checked_before_rows_are_read() {
             "outputs": [output("one", &[0], false)]}]),
         &[(5, 1000)],
     ));
-    let many: Inputs<'_> = [ints(&[1; 1000])].into_iter().collect();
+    let many: Inputs<'_> = [Some(ints(&[1; 1000]))].into_iter().collect();
     assert_eq!(Work::prepare(&servable, 0, many, &[], Effort::Small, 1 << 30).err(), Some(Declined::TooLarge));
 }
 
@@ -257,7 +256,7 @@ fn keys_that_a_vocabulary_lacks_are_counted_once_for_an_input() {
         "outputs": [output("one", &[0], false), output("other", &[1], false)]});
     let servable = servable_with(json!([signature]), &[(5, 2), (5, 2)], json!([vocabulary]), Some(slots));
     let servable = Arc::new(servable);
-    let keys: Inputs<'_> = [ints(&[70, 71, 72])].into_iter().collect();
+    let keys: Inputs<'_> = [Some(ints(&[70, 71, 72]))].into_iter().collect();
     let found = ask(&servable, keys, &[]).expect("an answer");
     assert!(found.iter().all(|(_, _, numbers)| numbers[..2] == [10.0, 11.0]));
     let relaxed = std::sync::atomic::Ordering::Relaxed;

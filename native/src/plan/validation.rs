@@ -18,16 +18,15 @@ use crate::tables::vocabulary::UnknownKey;
 /// # Errors
 /// The signature's error for these names; for a predict it is TensorFlow Serving's.
 pub fn check_names(plan: &Signature, inputs: &Inputs<'_>, extra: &[&str]) -> Result<(), BoxedFault> {
-    let is_sent = |index: usize| inputs[index].is_some();
-    let lacks = plan.inputs.iter().zip(inputs).any(|(input, sent)| !input.is_optional && sent.is_none());
-    let is_empty = extra.is_empty() && inputs.iter().all(Option::is_none);
+    let is_sent = |index: usize| inputs.has(index);
+    let indexes = inputs.indexes();
     let is_half = |names: &RaggedNames| {
         is_sent(names.values) != is_sent(names.row_splits)
             || (names.weights_input.is_some_and(is_sent) && !is_sent(names.values))
     };
-    let is_nothing = plan.kind == SignatureKind::Lookup && is_empty;
-    let fits = extra.is_empty() && !lacks && !is_nothing;
-    if fits && !plan.ragged_names.iter().any(is_half) {
+    let is_nothing = plan.kind == SignatureKind::Lookup && indexes.is_empty();
+    let fits = extra.is_empty() && plan.has_required(inputs) && !is_nothing;
+    if fits && !plan.ragged_names_of(indexes).any(is_half) {
         return Ok(());
     }
     let sent = |index: &usize| is_sent(*index);
@@ -41,12 +40,13 @@ pub fn check_names(plan: &Signature, inputs: &Inputs<'_>, extra: &[&str]) -> Res
 /// send it; returns whether it is. A client that does not know the signature can not tell the two forms of no ids apart.
 pub fn set_no_rows(plan: &Signature, name: &str, tensor: &Tensor<'_>, inputs: &mut Inputs<'_>) -> bool {
     let Some(names) = plan.ragged(name).filter(|_| tensor.dims[..] == [0]) else { return false };
-    if inputs[names.values].is_some() || inputs[names.row_splits].is_some() {
+    if inputs.has(names.values) || inputs.has(names.row_splits) {
         return false;
     }
-    inputs[names.values] = Some(Tensor::empty(plan.inputs[names.values].dtype, Dims::from_slice(&[0])));
+    inputs.insert(names.values, Tensor::empty(plan.inputs[names.values].dtype, Dims::from_slice(&[0])));
     let splits = plan.inputs[names.row_splits].dtype;
-    inputs[names.row_splits] = Some(Tensor { dtype: splits, dims: Dims::from_slice(&[1]), data: Data::Ints(vec![0]) });
+    let no_rows = Tensor { dtype: splits, dims: Dims::from_slice(&[1]), data: Data::Ints(vec![0]) };
+    inputs.insert(names.row_splits, no_rows);
     true
 }
 
@@ -196,8 +196,8 @@ pub(super) fn validate_tensors<'r>(
 ) -> Result<(Inputs<'r>, UnknownKeyCounts), Declined> {
     let mut unknown_keys = UnknownKeyCounts::new();
     let is_lookup = plan.kind == SignatureKind::Lookup;
-    for (index, (slot, input)) in inputs.iter_mut().zip(&plan.inputs).enumerate() {
-        let Some(tensor) = slot else { continue };
+    for index in inputs.indexes() {
+        let (input, Some(tensor)) = (&plan.inputs[index], inputs.get_mut(index)) else { continue };
         let vocabulary = input
             .vocabulary
             .filter(|_| tensor.dtype == DataType::String && input.dtype != DataType::String && input.takes_strings);
@@ -320,15 +320,15 @@ fn shape_fault(input: &InputPlan, dims: &[usize]) -> String {
 
 /// Returns the sentences for all inputs whose shapes contradict the signature; "" if there are none.
 pub(super) fn shape_faults(plan: &Signature, inputs: &Inputs<'_>) -> String {
-    let sent = plan.inputs.iter().zip(inputs).filter_map(|(input, tensor)| Some((input, tensor.as_ref()?)));
-    let found: Vec<String> = sent.map(|(input, tensor)| shape_fault(input, &tensor.dims)).collect();
+    let found: Vec<String> =
+        inputs.iter().map(|(index, tensor)| shape_fault(&plan.inputs[index], &tensor.dims)).collect();
     let found: Vec<&str> = found.iter().map(String::as_str).filter(|fault| !fault.is_empty()).collect();
     found.join(" ")
 }
 
 /// Returns a sentence with the numbers of rows of the features of a predict that has ragged ones; "" if they are equal.
 pub(super) fn row_counts(plan: &Signature, inputs: &Inputs<'_>) -> String {
-    let sent = |index: usize| inputs[index].as_ref().map(|tensor| tensor.dims.first().copied().unwrap_or(1));
+    let sent = |index: usize| inputs.get(index).map(|tensor| tensor.dims.first().copied().unwrap_or(1));
     let flat = plan.inputs.iter().enumerate().filter(|(index, input)| {
         input.vocabulary_size.is_some() && input.role != InputRole::SplitsOrWeights && !plan.is_ragged_part(*index)
     });
@@ -372,8 +372,8 @@ fn python_repr(text: &str) -> String {
 /// Inputs of a predict may differ in it: only the graph knows which of them have a row for each example.
 pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize, BoxedFault> {
     let mut most = 0;
-    for (index, (tensor, input)) in inputs.iter().zip(&plan.inputs).enumerate() {
-        let Some(tensor) = tensor else { continue };
+    for (index, tensor) in inputs.iter() {
+        let input = &plan.inputs[index];
         if input.role == InputRole::SplitsOrWeights || plan.is_ragged_part(index) {
             continue;
         }
@@ -388,9 +388,9 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
         };
         most = most.max(rows);
     }
-    for ragged in &plan.ragged {
+    for ragged in plan.ragged_of(inputs.indexes()) {
         let (values, splits) = (&plan.inputs[ragged.values], &plan.inputs[ragged.row_splits]);
-        let is_sent = [ragged.values, ragged.row_splits].map(|index| inputs[index].is_some());
+        let is_sent = [ragged.values, ragged.row_splits].map(|index| inputs.has(index));
         if is_sent != [true; 2] {
             if is_sent != [false; 2] && values.default.is_none() && splits.default.is_none() {
                 return Err(faults::half_of_ragged(&ragged.name, &values.name, &splits.name));
@@ -403,7 +403,7 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
 }
 
 fn check_ragged(plan: &Signature, ragged: &Ragged, inputs: &Inputs<'_>) -> Result<usize, BoxedFault> {
-    let sent = |index: usize| Some((&*plan.inputs[index].name, inputs[index].as_ref()?));
+    let sent = |index: usize| Some((&*plan.inputs[index].name, inputs.get(index)?));
     let (Some((ids_name, ids)), Some((name, splits))) = (sent(ragged.values), sent(ragged.row_splits)) else {
         return Ok(0);
     };

@@ -21,12 +21,16 @@ use super::paged_rows;
 use super::remote_rows;
 use super::rows_read::{RemoteRows, RowsRead};
 use super::servable::{Servable, Signature};
+use super::sparse::Sparse;
 use super::validation::{check_names, count_rows, shape_faults, validate_tensors};
 use crate::tables::memory::copy;
 
 /// A lookup that reads and writes more than this number of bytes runs on the thread pool for large work. A lookup of
 /// this size takes some 100 microseconds, about as long as handing it to the pool and back.
 const SMALL_BYTES: usize = 512 << 10;
+
+/// Why a feature of an output has inputs: [`lookup_outputs`] leaves the other outputs out.
+const SENT: &str = "an output of an answer has all its features";
 
 /// The shape of one output of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,10 +54,8 @@ impl OutputShape {
 #[allow(clippy::large_enum_variant, reason = "a box would cost each lookup an allocation")]
 enum Content<'r> {
     Lookup {
-        /// The input tensors of each feature; None for a feature that the request lacks.
-        sent: SmallVec<[Option<FeatureInputs<'r>>; 8]>,
-        /// For each feature, the number of its ids that lie outside the table; None before the feature was looked up.
-        missing: SmallVec<[Option<usize>; 8]>,
+        /// The input tensors of each feature that the request has.
+        sent: Sparse<FeatureInputs<'r>>,
         /// For each feature, its rows that were read from a Valkey or Redis cluster; empty if no feature has its table
         /// in a cluster.
         remote: Vec<Option<RemoteRows>>,
@@ -142,15 +144,14 @@ impl<'s, 'r> Work<'s, 'r> {
             work.outputs = graph_shapes(numbers, &outputs);
             work.content = Content::Predict { outputs, notes };
         } else {
-            let sent = feature_inputs(plan, inputs, std::iter::empty());
+            let sent = feature_inputs(plan, inputs, Sparse::new(0));
             work.outputs = lookup_outputs(servable, plan, &sent, wanted)?;
             // The limit counts the outputs of this answer only: a request may have few of the signature's features.
             let written = work.outputs.iter().fold(0_usize, |sum, one| sum.saturating_add(one.num_bytes()));
             check_answer_size(written, rows, max_response_bytes)?;
             check_rows(plan, &sent, work.outputs.iter().map(|one| one.output))?;
-            let missing = sent.iter().map(|_| None).collect();
             let is_remote = remote_rows::reads_any(servable, plan, &sent);
-            work.content = Content::Lookup { sent, missing, remote: Vec::new() };
+            work.content = Content::Lookup { sent, remote: Vec::new() };
             if effort == Effort::Small && work.cost_bytes() > SMALL_BYTES {
                 return Err(if is_remote { Declined::Waits } else { Declined::TooLarge });
             }
@@ -211,7 +212,7 @@ impl<'s, 'r> Work<'s, 'r> {
                 copy(from, to);
                 Ok(())
             }
-            Content::Lookup { sent, missing, remote } => {
+            Content::Lookup { sent, remote } => {
                 let output = &plan.outputs[self.outputs[index].output];
                 let dims = &self.outputs[index].dims;
                 let size = output.dtype.size();
@@ -219,7 +220,7 @@ impl<'s, 'r> Work<'s, 'r> {
                 let mut skip = 0;
                 for &part in &output.parts {
                     let feature = &plan.features[part];
-                    let sent = sent_of(sent, part);
+                    let sent = sent.get_mut(part).expect(SENT);
                     let remote = remote.get(part).and_then(Option::as_ref);
                     let placement = Placement { skip, stride, is_flat: output.is_flat && dims.len() == 2 };
                     let read = read(self.servable, plan, feature, sent, remote, to, &placement);
@@ -230,7 +231,7 @@ impl<'s, 'r> Work<'s, 'r> {
                         counts.missing.fetch_add(1, Ordering::Relaxed);
                     }
                     let count = read?;
-                    missing[part] = Some(count);
+                    sent.missing = Some(count);
                     skip += vector_width(self.servable, plan, feature, sent, output.is_flat) * size;
                 }
                 Ok(())
@@ -274,18 +275,19 @@ impl<'s, 'r> Work<'s, 'r> {
             return Err(self.servable.damaged().into());
         }
         self.servable.count_unknown_keys(&self.unknown_keys);
-        let (sent, missing, remote) = match self.content {
+        let (sent, remote) = match self.content {
             Content::Predict { mut notes, .. } => {
                 notes.unknown_keys.extend(self.unknown_keys);
                 return Ok(notes.boxed());
             }
-            Content::Lookup { sent, missing, remote } => (sent, missing, remote),
+            Content::Lookup { sent, remote } => (sent, remote),
         };
         let counts = &self.servable.counts()[self.signature];
         let features = &self.servable.signatures()[self.signature].features;
-        for (((sent, missing), counts), feature) in sent.iter().zip(missing).zip(counts).zip(features) {
-            if let (Some(sent), Some(missing)) = (sent, missing) {
-                self.servable.see(feature.table, sent.ids());
+        for (index, sent) in sent.iter() {
+            if let Some(missing) = sent.missing {
+                let counts = &counts[index];
+                self.servable.see(features[index].table, sent.ids());
                 counts.ids.fetch_add(sent.ids().len() as u64, Ordering::Relaxed);
                 counts.missing.fetch_add(missing as u64, Ordering::Relaxed);
             }
@@ -301,10 +303,9 @@ impl<'s, 'r> Work<'s, 'r> {
         };
         let plan = &self.servable.signatures()[self.signature];
         let written: usize = self.outputs.iter().map(OutputShape::num_bytes).sum();
-        let features = plan.features.iter().zip(sent);
-        let read = features.map(|(feature, sent)| {
-            sent.as_ref().map_or(0, |sent| sent.ids().len() * self.servable.tables()[feature.table].row_bytes())
-        });
+        let read = sent
+            .iter()
+            .map(|(index, sent)| sent.ids().len() * self.servable.tables()[plan.features[index].table].row_bytes());
         read.sum::<usize>() + written
     }
 }
@@ -346,14 +347,12 @@ fn graph_shapes(numbers: &[usize], outputs: &[GraphOutput]) -> SmallVec<[OutputS
 fn lookup_outputs(
     servable: &Servable,
     plan: &Signature,
-    sent: &[Option<FeatureInputs<'_>>],
+    sent: &Sparse<FeatureInputs<'_>>,
     wanted: &[usize],
 ) -> Result<SmallVec<[OutputShape; 4]>, Declined> {
     let mut shapes = SmallVec::new();
-    let all = 0..plan.outputs.len();
-    let numbers: SmallVec<[usize; 8]> =
-        if wanted.is_empty() { all.collect() } else { wanted.iter().copied().collect() };
-    let lacks = |index: &usize| plan.outputs[*index].parts.iter().any(|&part| sent[part].is_none());
+    let numbers = if wanted.is_empty() { plan.outputs_of(sent.indexes()) } else { wanted.into() };
+    let lacks = |index: &usize| plan.outputs[*index].parts.iter().any(|&part| !sent.has(part));
     if let Some(&index) = wanted.iter().find(|index| plan.outputs[**index].parts.len() > 1 && lacks(index)) {
         return Err(lacking_features(plan, sent, index).into());
     }
@@ -381,7 +380,7 @@ fn lookup_outputs(
     }
     if shapes.is_empty() && wanted.is_empty() {
         // The error names the output that lacks the fewest features.
-        let count = |index: &usize| plan.outputs[*index].parts.iter().filter(|&&part| sent[part].is_none()).count();
+        let count = |index: &usize| plan.outputs[*index].parts.iter().filter(|&&part| !sent.has(part)).count();
         let joined = (0..plan.outputs.len()).filter(|&index| plan.outputs[index].parts.len() > 1);
         if let Some(index) = joined.min_by_key(count) {
             return Err(lacking_features(plan, sent, index).into());
@@ -394,14 +393,14 @@ fn lookup_outputs(
 ///
 /// # Panics
 /// The request lacks the feature: [`lookup_outputs`] leaves such outputs out.
-fn sent_of<'a, 'r>(sent: &'a [Option<FeatureInputs<'r>>], part: usize) -> &'a FeatureInputs<'r> {
-    sent[part].as_ref().expect("an output of an answer has all its features")
+fn sent_of<'a, 'r>(sent: &'a Sparse<FeatureInputs<'r>>, part: usize) -> &'a FeatureInputs<'r> {
+    sent.get(part).expect(SENT)
 }
 
 /// Returns the error for an output that joins several features of which the request lacks some.
-fn lacking_features(plan: &Signature, sent: &[Option<FeatureInputs<'_>>], output: usize) -> BoxedFault {
+fn lacking_features(plan: &Signature, sent: &Sparse<FeatureInputs<'_>>, output: usize) -> BoxedFault {
     let output = &plan.outputs[output];
-    let missing = output.parts.iter().filter(|&&part| sent[part].is_none()).map(|&part| &plan.features[part].name);
+    let missing = output.parts.iter().filter(|&&part| !sent.has(part)).map(|&part| &plan.features[part].name);
     faults::lacking_feature(&output.name, &plan.name, Names::sorted(missing))
 }
 
@@ -409,7 +408,7 @@ fn lacking_features(plan: &Signature, sent: &[Option<FeatureInputs<'_>>], output
 fn joined_rows_differ(
     servable: &Servable,
     plan: &Signature,
-    sent: &[Option<FeatureInputs<'_>>],
+    sent: &Sparse<FeatureInputs<'_>>,
     output: usize,
 ) -> Result<BoxedFault, BoxedFault> {
     let output = &plan.outputs[output];

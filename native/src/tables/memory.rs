@@ -27,7 +27,6 @@ impl Memory {
         Memory::of(Numbers(numbers))
     }
 
-    /// Returns the bytes.
     #[must_use]
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
@@ -81,7 +80,6 @@ pub fn copy(from: &[u8], to: &mut [MaybeUninit<u8>]) {
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr().cast(), from.len()) };
 }
 
-/// Returns the bytes of numbers.
 pub(super) fn bytes_of<N: Number>(numbers: &[N]) -> &[u8] {
     // SAFETY: a `Number` has no byte that is not initialised, and bytes need no alignment.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }

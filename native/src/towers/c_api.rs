@@ -90,7 +90,6 @@ pub const OK: c_int = 0;
 macro_rules! functions {
     ($($name:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// Pointers to the functions of TensorFlow's C API, named without the prefix `TF_`.
-        #[allow(missing_docs)]
         pub struct Api {
             $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }

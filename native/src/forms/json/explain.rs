@@ -14,7 +14,7 @@ use smallvec::smallvec;
 use super::base64;
 use super::document::parse_object;
 use super::shown::{described, shown, shown_object, type_name};
-use super::tensors::{no_inputs, small_float};
+use super::tensors::small_float;
 use super::values::{Json, List};
 use crate::plan::faults::{self, BoxedFault, Names};
 use crate::plan::{Data, DataType, Declined, Dims, Inputs, RaggedNames, Signature, Strings, Tensor};
@@ -62,7 +62,7 @@ impl<'o, 'a> Members<'o, 'a> {
 
 /// The inputs of a JSON request, and the names that it has and its signature lacks.
 pub struct Decoded<'a> {
-    /// The tensors, one element for each input of the signature.
+    /// The tensors, by the indexes of the signature's inputs.
     pub inputs: Inputs<'a>,
     /// Names that are sent and that the signature lacks.
     pub extra: Vec<String>,
@@ -149,7 +149,7 @@ impl<'a> LookupDocument<'a> {
     /// # Errors
     /// [`Declined::Fault`].
     pub fn inputs(&self, signature: &Signature) -> Result<Decoded<'a>> {
-        let mut inputs = no_inputs(signature);
+        let mut inputs = Inputs::new(signature.inputs.len());
         let all_weights = Members::of(&self.weights);
         for (name, value) in &self.features {
             let weights = all_weights.get(name).filter(|weights| !matches!(weights, Json::Null));
@@ -165,7 +165,7 @@ impl<'a> LookupDocument<'a> {
             if weights.is_some() {
                 return Err(faults::weights_of_dense(name).into());
             }
-            inputs[index] = Some(dense(name, &Value::One(value), Wanted::of(signature, index))?);
+            inputs.insert(index, dense(name, &Value::One(value), Wanted::of(signature, index))?);
         }
         Ok(Decoded { inputs, extra: Vec::new() })
     }
@@ -246,8 +246,7 @@ impl<'a> PredictDocument<'a> {
             }
             decoded => decoded?,
         };
-        let lacks = |(input, sent): (&crate::plan::InputPlan, &Option<_>)| !input.is_optional && sent.is_none();
-        let has_fault = !decoded.extra.is_empty() || signature.inputs.iter().zip(&decoded.inputs).any(lacks);
+        let has_fault = !decoded.extra.is_empty() || !signature.has_required(&decoded.inputs);
         if has_fault && !is_described {
             self.refuse(payload, signature)?;
             return Ok(Decoded { extra: Vec::new(), ..decoded });
@@ -311,7 +310,7 @@ impl<'a> PredictDocument<'a> {
             let is_flat = signature.input(name.as_bytes()).is_some() && find(names.row_splits(signature)).is_some();
             (!is_flat).then_some(names)
         };
-        let mut inputs = no_inputs(signature);
+        let mut inputs = Inputs::new(signature.inputs.len());
         let mut extra = Vec::new();
         for (name, value) in &columns {
             if let Some(names) = nested(name) {
@@ -340,7 +339,7 @@ impl<'a> PredictDocument<'a> {
             {
                 return Err(faults::part_in_rows(name, &owner.feature).into());
             }
-            inputs[index] = Some(dense(name, value, Wanted::of(signature, index))?);
+            inputs.insert(index, dense(name, value, Wanted::of(signature, index))?);
         }
         Ok(Decoded { inputs, extra })
     }
@@ -624,7 +623,7 @@ fn add_ragged<'a>(
     weights: Option<&Value<'_, 'a>>,
 ) -> Result<()> {
     let feature = &names.feature;
-    if inputs[names.values].is_some() {
+    if inputs.has(names.values) {
         return Err(faults::other_name(feature).into());
     }
     let ids = flat_rows(format_args!("feature \"{feature}\""), rows, "ids")?;
@@ -636,12 +635,9 @@ fn add_ragged<'a>(
     });
     let splits: Vec<i64> = std::iter::once(0).chain(ends).collect();
     let values = leaves(feature, &ids, Wanted::of(signature, names.values), smallvec![end_of(&splits)])?;
-    inputs[names.values] = Some(values);
-    inputs[names.row_splits] = Some(Tensor {
-        dtype: signature.inputs[names.row_splits].dtype,
-        dims: smallvec![splits.len()],
-        data: Data::Ints(splits),
-    });
+    inputs.insert(names.values, values);
+    let dtype = signature.inputs[names.row_splits].dtype;
+    inputs.insert(names.row_splits, Tensor { dtype, dims: smallvec![splits.len()], data: Data::Ints(splits) });
     let Some(weights) = weights else { return Ok(()) };
     let Some(index) = names.weights_input else {
         return Err(faults::no_weights(feature, &signature.name).into());
@@ -655,7 +651,7 @@ fn add_ragged<'a>(
         return Err(faults::row_of_weights(feature, row, ids, factors).into());
     }
     let count = lengths.iter().sum();
-    inputs[index] = Some(leaves(&names.weights, &factors, Wanted::of(signature, index), smallvec![count])?);
+    inputs.insert(index, leaves(&names.weights, &factors, Wanted::of(signature, index), smallvec![count])?);
     Ok(())
 }
 

@@ -5,14 +5,6 @@ use smallvec::smallvec;
 use super::nested::{Leaves, Nested};
 use crate::plan::{Data, DataType, Declined, Dims, InputPlan, Inputs, Signature, Strings, Tensor};
 
-/// Returns a list of inputs without values: one None for each input of the signature.
-#[must_use]
-pub fn no_inputs<'a>(signature: &Signature) -> Inputs<'a> {
-    let mut inputs = Inputs::new();
-    inputs.resize_with(signature.inputs.len(), || None);
-    inputs
-}
-
 /// Converts a parsed JSON value to the tensor of one input of the signature, and adds the tensor to `inputs`.
 ///
 /// # Errors
@@ -58,12 +50,7 @@ pub fn add_ragged<'a>(
 }
 
 fn add<'a>(inputs: &mut Inputs<'a>, index: usize, tensor: Tensor<'a>) -> Result<(), Declined> {
-    let slot = inputs.get_mut(index).ok_or(Declined::Unusual)?;
-    if slot.is_some() {
-        return Err(Declined::Unusual);
-    }
-    *slot = Some(tensor);
-    Ok(())
+    if inputs.insert(index, tensor).is_some() { Err(Declined::Unusual) } else { Ok(()) }
 }
 
 /// Returns a tensor of the input's dtype, or of dtype string if the leaves are strings and the input takes them.

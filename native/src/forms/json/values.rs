@@ -13,9 +13,7 @@ pub enum Json<'a> {
     Int(i128),
     /// A number with a point or an exponent, NaN, infinity, or an integer beyond 64 bits.
     Float(f64),
-    /// A string.
     Text(Cow<'a, str>),
-    /// A list.
     List(List<'a>),
     /// An object, with its members in the order of the text.
     Object(Vec<(Cow<'a, str>, Json<'a>)>),

@@ -85,8 +85,8 @@ pub struct Shapes(SmallVec<[Option<(DataType, Dims, bool)>; 8]>);
 impl OwnedInputs {
     /// Copies the inputs of a request.
     pub fn copy_of(kinds: &[InputKind], inputs: &Inputs<'_>) -> Self {
-        let copied = inputs.iter().zip(kinds).map(|(tensor, kind)| tensor.as_ref().map(|tensor| owned(*kind, tensor)));
-        OwnedInputs(copied.collect())
+        let kinds = kinds.iter().enumerate();
+        OwnedInputs(kinds.map(|(index, kind)| Some(owned(*kind, inputs.get(index)?))).collect())
     }
 
     /// Returns the inputs in the form that a graph takes.

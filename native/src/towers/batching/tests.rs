@@ -441,7 +441,7 @@ fn strings(dims: &[usize], parts: &[&'static str]) -> Option<Tensor<'static>> {
 const ROWS: [InputKind; 1] = [InputKind::Rows];
 
 fn owned(kinds: &[InputKind], tensors: Vec<Option<Tensor<'static>>>) -> OwnedInputs {
-    OwnedInputs::copy_of(kinds, &Inputs::from_vec(tensors))
+    OwnedInputs::copy_of(kinds, &tensors.into_iter().collect::<Inputs<'_>>())
 }
 
 /// Joins parts of requests, with `padding` copies of the first row of the last part behind them.
