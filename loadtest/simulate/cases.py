@@ -371,6 +371,8 @@ class Fetches(Case):
             self.bucket.put(version, _files(self.root.parent / "upload"))
         else:
             self.bucket.put(version, {"saved_model.pb": self._data(), "variables/variables.index": self._data()})
+        if self.rng.random() < 0.5:
+            self.bucket.put(version, {"assets/more": self._data()})
 
     def _data(self) -> bytes:
         return self.rng.randbytes(self.rng.randint(1, 1500))
@@ -393,7 +395,8 @@ class Fetches(Case):
         self._faults(disk)
         with self._failing(), self._mirror() as mirror:
             for _ in range(rng.randint(1, 4)):
-                change = rng.random()
+                # An object that was fetched often goes before the rest of its version is fetched.
+                change = 0.5 if bucket.reads_left < 0 and rng.random() < 0.5 else rng.random()
                 if change < 0.3:
                     self._upload(rng.choice("123"))
                 elif change < 0.4:

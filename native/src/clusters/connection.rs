@@ -18,7 +18,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::description::Address;
-use super::network::{NodeSocket, connect, left, sleep};
+use super::network::{NodeSocket, connect, late, left, sleep};
 
 /// Number of bytes that one system call reads from a node at most, unless a single answer is larger.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -93,7 +93,7 @@ impl Connection {
     /// # Errors
     /// The node does not answer before `until`, or refuses the user.
     pub(super) fn open(node: &Node, address: &Address, until: Instant) -> io::Result<Self> {
-        let socket = connect(node, until)?;
+        let socket = connect(&node.host, node.port, until)?;
         let stream = if address.has_tls {
             let name = ServerName::try_from(node.host.to_string()).map_err(other)?;
             let session = ClientConnection::new(Arc::new(tls_config(address)?), name).map_err(other)?;
@@ -329,9 +329,4 @@ impl Reason {
         let is_refusal = error.kind() != ErrorKind::TimedOut;
         self.note(Reason { text: format!("{node}: {error}"), is_refusal });
     }
-}
-
-/// Returns the time-out error of an operation on a node, such as an answer that did not come before its time limit.
-pub(super) fn late() -> io::Error {
-    io::Error::new(ErrorKind::TimedOut, "timed out")
 }

@@ -6,7 +6,6 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use super::connection::{Node, late};
 #[cfg(test)]
 pub(super) use super::simulation::Socket as NodeSocket;
 #[cfg(test)]
@@ -32,17 +31,17 @@ pub(super) fn sleep(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// Connects to a node.
+/// Connects to a node by its host and port.
 ///
 /// # Errors
 /// The node's host has no address, or no address accepts the connection before `until`.
-pub(super) fn connect(node: &Node, until: Instant) -> io::Result<NodeSocket> {
+pub(super) fn connect(host: &str, port: u16, until: Instant) -> io::Result<NodeSocket> {
     #[cfg(test)]
-    if let Some(socket) = simulation::connect(node, until) {
+    if let Some(socket) = simulation::connect(host, port, until) {
         return socket;
     }
     let mut problem = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
-    for place in (&*node.host, node.port).to_socket_addrs()? {
+    for place in (host, port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&place, left(until)?) {
             Ok(socket) => {
                 socket.set_nodelay(true)?;
@@ -52,6 +51,11 @@ pub(super) fn connect(node: &Node, until: Instant) -> io::Result<NodeSocket> {
         }
     }
     Err(problem)
+}
+
+/// Returns the time-out error of an operation on a node, such as an answer that did not come before its time limit.
+pub(super) fn late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "timed out")
 }
 
 /// Returns the time that is left until a time limit.

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use redis_protocol::resp2::types::OwnedFrame;
 
-use super::connection::{Connection, Node, Reason, Reply, command, late};
-use super::network;
+use super::connection::{Connection, Node, Reason, Reply, command};
+use super::network::{self, late};
 use super::remote_table::RemoteTable;
 use super::topology::Topology;
 

@@ -15,7 +15,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-use super::connection::{Node, late};
+use super::network::late;
 use nodes::Cluster;
 
 type Job = Box<dyn FnOnce()>;
@@ -32,7 +32,7 @@ struct World {
     begun: Instant,
     now: Time,
     rng: fastrand::Rng,
-    /// What happens next, by time and order of its making.
+    /// The next events, by time and order of their making.
     jobs: BTreeMap<(Time, u64), Job>,
     num_jobs: u64,
     links: Vec<Link>,
@@ -79,10 +79,10 @@ pub(super) fn sleep(time: Duration) -> bool {
     is_on().then(|| pass(world(|world| world.now) + time, |_| false)).is_some()
 }
 
-pub(super) fn connect(node: &Node, until: Instant) -> Option<io::Result<Socket>> {
+pub(super) fn connect(host: &str, port: u16, until: Instant) -> Option<io::Result<Socket>> {
     is_on().then(|| {
         let (until, node, delay) = world(|world| {
-            let node = world.cluster.number(node);
+            let node = world.cluster.number(host, port);
             (until - world.begun, node, world.delay(node))
         });
         let Some(node) = node else {

@@ -25,7 +25,7 @@ pub(super) const ROW_BYTES: usize = 24;
 /// The other nodes take a node for failed that is silent for this time (cluster-node-timeout).
 pub(super) const NODE_TIMEOUT: Time = ms(1000);
 
-/// What a node knows of the cluster: the shard of each block's slot, the primary of each shard, and failed nodes.
+/// One node's knowledge of the cluster: the shard of each block's slot, the primary of each shard, and failed nodes.
 #[derive(Clone, Debug)]
 pub(super) struct View {
     pub(super) owner: [usize; BLOCKS],
@@ -66,6 +66,8 @@ pub(super) struct Member {
     pub(super) is_frozen: bool,
     pub(super) has_readers: bool,
     pub(super) has_peers: bool,
+    /// Whether a replica gets its primary's changes.
+    pub(super) has_link: bool,
     pub(super) slow_us: u64,
     /// When the other nodes last heard from the node, and until when it refuses commands after its start.
     heard_at: Time,
@@ -130,12 +132,16 @@ pub(super) fn members(shard: usize) -> std::ops::Range<usize> {
 
 pub(super) struct Cluster {
     pub(super) nodes: Vec<Member>,
-    /// What is so, which nodes come to know by and by.
+    /// The true state of the cluster, which nodes learn by and by.
     pub(super) truth: View,
     /// The slot of each block, and the shard to which it is moving.
     pub(super) slots: [u16; BLOCKS],
     pub(super) moving: [Option<usize>; BLOCKS],
     pub(super) failovers: Vec<Time>,
+    /// Until when a fault that ends reads lasts, or what follows from it.
+    pub(super) ill_until: Time,
+    /// Until when replicas may lack changes of a primary that does not answer, or what follows from it.
+    pub(super) cut_until: Time,
     /// Whether all nodes refuse reads while a primary has failed (cluster-require-full-coverage).
     needs_all: bool,
     electing: [bool; SHARDS],
@@ -152,6 +158,7 @@ impl Cluster {
             is_frozen: false,
             has_readers: true,
             has_peers: true,
+            has_link: true,
             slow_us: 0,
             heard_at: Time::ZERO,
             closed_until: Time::ZERO,
@@ -170,11 +177,21 @@ impl Cluster {
         };
         let nodes = (0..SHARDS * NODES).map(member).collect();
         let (moving, electing) = ([None; BLOCKS], [false; SHARDS]);
-        Cluster { nodes, truth: view, slots, moving, failovers: Vec::new(), needs_all: rng.bool(), electing }
+        Cluster {
+            nodes,
+            truth: view,
+            slots,
+            moving,
+            failovers: Vec::new(),
+            ill_until: Time::ZERO,
+            cut_until: Time::ZERO,
+            needs_all: rng.bool(),
+            electing,
+        }
     }
 
-    pub(super) fn number(&self, node: &Node) -> Option<usize> {
-        (0..self.nodes.len()).find(|number| name(*number) == *node)
+    pub(super) fn number(&self, host: &str, port: u16) -> Option<usize> {
+        (0..self.nodes.len()).find(|number| name(*number) == Node::new(host, port))
     }
 
     pub(super) fn is_linked(&self, node: usize, other: usize) -> bool {
@@ -206,7 +223,7 @@ impl World {
     pub(super) fn catch_up(&mut self, node: usize) {
         let now = self.now;
         let primary = self.cluster.nodes[node].view.primary[shard_of(node)];
-        if primary == node || !self.cluster.is_linked(node, primary) {
+        if primary == node || !self.cluster.nodes[node].has_link || !self.cluster.is_linked(node, primary) {
             return;
         }
         let from = &self.cluster.nodes[primary];
