@@ -20,7 +20,9 @@ TESTED = {"arguments.md": "argument_tests.toml", "faults.md": "fault_tests.toml"
 
 @cache
 def test_names(file: Path) -> set[str]:
-    """Returns the names of all functions in a file, among them its tests."""
+    """Returns the names of all functions in a file of Python or Rust, among them its tests."""
+    if file.suffix == ".rs":
+        return set(re.findall(r"\bfn (\w+)\(", file.read_text()))
     return {node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
@@ -48,7 +50,7 @@ def _untested(page: str, claim: str, names: list[str]) -> Iterator[str]:
         yield f"{page}: no test: {claim}"
     folder = "tests/unit/model_export" if page == "arguments.md" else "tests"
     for path, _, name in (name.partition("::") for name in names):
-        file = ROOT / path if path.startswith("tests/") else ROOT / folder / path
+        file = ROOT / path if path.startswith(("tests/", "native/")) else ROOT / folder / path
         if not file.exists():
             yield f"{page}: {path} is not there"
         elif name not in test_names(file):

@@ -1,6 +1,7 @@
-"""Plants faults in the product's code, in memory, and says which of them the power cuts find.
+"""Plants faults in the product's code, and says which of them the power cuts or the simulated clusters find.
 
-mutations.txt lists the faults, one a line: the cases that must find it, the file, and what is done to the code.
+mutations.txt lists the faults, one a line: the cases that must find it, the file, and what is done to the code. A fault
+of a Python file is planted in memory; one of a Rust file in a copy of native/, whose case is the test of this name.
 
     drop STATEMENT          the line of this statement does nothing
     move STATEMENT ^ OTHER  it is done before another statement
@@ -13,9 +14,12 @@ no promise: no cut may find it.
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import SourceFileLoader
@@ -25,6 +29,9 @@ from types import CodeType
 from typing import NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[2]
+# One copy of native/, so that cargo builds only what has changed since the last fault.
+_COPY = _ROOT / "native" / "target" / "planted" / "native"
+_copying = threading.Lock()
 
 
 class _Planted(SourceFileLoader):
@@ -88,7 +95,7 @@ def mutations() -> list[Mutation]:
     """Returns the faults of mutations.txt."""
     found, path = [], ""
     for line in Path(__file__).with_suffix(".txt").read_text().splitlines():
-        if line.endswith(".py"):
+        if line.endswith((".py", ".rs")) and ": " not in line:
             path = line
         elif line:
             cases, _, change = line.strip().partition(": ")
@@ -115,12 +122,28 @@ def first_found(number: int, case: str, num_seeds: int) -> int | None:
 
 def plant(number: int, case: str, num_seeds: int) -> int | None:
     """Plants a fault in a new process; returns the first seed that finds it, or None."""
+    if mutations()[number].path.endswith(".rs"):
+        with _copying:
+            return _first_in_core(mutations()[number], case, num_seeds)
     code = (
         "import logging; logging.disable(logging.CRITICAL); "
         f"from {__name__} import first_found; print(first_found({number}, {case!r}, {num_seeds}))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, stdout=subprocess.PIPE, check=True)
     return None if done.stdout.strip() == b"None" else int(done.stdout)
+
+
+def _first_in_core(mutation: Mutation, case: str, num_seeds: int) -> int | None:
+    shutil.rmtree(_COPY, ignore_errors=True)
+    shutil.copytree(_ROOT / "native", _COPY, ignore=shutil.ignore_patterns("target"))
+    (_COPY.parent / mutation.path).write_text(mutation.planted())
+    environ = {**os.environ, "SEEDS": f"0-{num_seeds}", "CARGO_TARGET_DIR": str(_COPY.parents[1])}
+    command = ["cargo", "test", "--locked", "--lib", case, "--", "--nocapture"]
+    done = subprocess.run(command, cwd=_COPY, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if "test result: " not in done.stdout:
+        raise ValueError(f"the core can not be built with {mutation.change!r}: {done.stdout[-2000:]}")
+    found = re.search(r"^seed (\d+): ", done.stdout, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def tell(num_seeds: int, tell_line: Callable[[str], object]) -> bool:

@@ -50,7 +50,8 @@ def run_seed(seed: int, case: str | None = None) -> Outcome:
                 with recorder:
                     for left in range(rng.randint(0, 2), -1, -1):
                         if left:
-                            recorder.kill(after=rng.randint(0, 60))
+                            behind = rng.choice(("", "", "write", "rename", "unlink"))
+                            recorder.kill(rng.randint(0, 5 if behind else 60), behind)
                         with suppress(Killed):
                             run.live(recorder)
                         recorder.revive()

@@ -56,6 +56,7 @@ class Recorder:
         self._fails_in: dict[str, int] = {}
         self._full_for = 0
         self._lives_for = -1
+        self._kill_behind = ""
         self._num_nodes = 0
         self._num_opens = 0
         self._device = os.stat(root).st_dev
@@ -65,13 +66,19 @@ class Recorder:
         """Makes the call number `after` from now on fail: "fsync" with EIO; "write" with ENOSPC, and some after it."""
         self._fails_in[what] = after
 
-    def kill(self, after: int) -> None:
-        """Kills the process at its call number `after` from now on; what was written stays, as the kernel lives on."""
-        self._lives_for = after
+    def kill(self, after: int, behind: str = "") -> None:
+        """Kills the process at its call number `after` from now on; what was written stays, as the kernel lives on.
+
+        Args:
+          behind: a kind of step, such as "rename" or "write"; the process ends behind step number `after` of this kind.
+        """
+        self._lives_for, self._kill_behind = (-1 if behind else after), behind
+        self._kill_in = after
 
     def revive(self) -> None:
         """Starts another process on the same files."""
-        self._lives_for, self._full_for = -1, 0
+        self.kill(-1)
+        self._full_for = 0
         self._fails_in.clear()
 
     def _live(self) -> None:
@@ -79,6 +86,12 @@ class Recorder:
             self._lives_for -= 1
         elif self._lives_for == 0:
             raise Killed
+
+    def _did(self, kind: str) -> None:
+        if kind == self._kill_behind:
+            self._kill_in -= 1
+            if self._kill_in < 0:
+                self._lives_for = 0
 
     def mark(self, label: str, value: object = None) -> None:
         """Records what the case knows from here on."""
@@ -157,6 +170,7 @@ class Recorder:
 
     def _names(self, kind: str, node: int, *effects: tuple[int, str, int | None]) -> None:
         self.steps.append(Names(effects, node, kind))
+        self._did(kind)
 
     def _open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if flags & (os.O_CREAT | os.O_TRUNC):
@@ -262,6 +276,7 @@ class Recorder:
             content.extend(bytes(max(at + len(data) - len(content), 0)))
             content[at : at + len(data)] = data
             self.steps.append(Write(node, at, data))
+            self._did("write")
 
     def _write(self, fd: int, data: Any) -> int:
         return self._written(fd, data, None)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::cache::{Cache, CacheCounts};
 use super::connection::Node;
 use super::description::{Address, RemoteDescription};
+use super::network;
 use super::read::{Want, read};
 use super::remote_table::{RemoteTable, TableCounts};
 use super::topology::{ForgetSlots, InSync, Topology};
@@ -142,7 +143,7 @@ impl Clusters {
     /// Records replicas, by host and port, that are in sync with their primaries: rows may be read from them for `time`
     /// from now on.
     pub fn set_in_sync(&self, nodes: &[(String, u16)], time: Duration) {
-        self.in_sync.set(nodes.iter().map(|(host, port)| Node::new(host, *port)), Instant::now() + time);
+        self.in_sync.set(nodes.iter().map(|(host, port)| Node::new(host, *port)), network::now() + time);
     }
 
     /// Returns an open table by the tag of its keys and its version; None if it is not open.
@@ -161,7 +162,7 @@ impl Clusters {
         drop(opened);
         for topology in topologies {
             // An error of a slot map's refresh is ignored: a later read that needs the map reports its own error.
-            let _ = topology.refresh(Instant::now() + topology.address.timeout(), true);
+            let _ = topology.refresh(network::now() + topology.address.timeout(), true);
         }
     }
 
@@ -178,7 +179,7 @@ impl Clusters {
             let mut wants = [Want::new(&table, some.to_vec())];
             read(&mut wants, Some(deadline));
             count += wants[0].ids.len() - wants[0].left.len() - wants[0].num_stale;
-            if !wants[0].left.is_empty() || Instant::now() >= deadline {
+            if !wants[0].left.is_empty() || network::now() >= deadline {
                 break;
             }
         }

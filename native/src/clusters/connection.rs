@@ -8,8 +8,6 @@
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,6 +18,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::description::Address;
+use super::network::{NodeSocket, connect, late, left, sleep};
 
 /// Number of bytes that one system call reads from a node at most, unless a single answer is larger.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -51,12 +50,12 @@ impl std::fmt::Display for Node {
 }
 
 enum Stream {
-    Plain(TcpStream),
-    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+    Plain(NodeSocket),
+    Tls(Box<StreamOwned<ClientConnection, NodeSocket>>),
 }
 
 impl Stream {
-    fn socket(&self) -> &TcpStream {
+    fn socket(&self) -> &NodeSocket {
         match self {
             Stream::Plain(socket) => socket,
             Stream::Tls(stream) => &stream.sock,
@@ -94,19 +93,7 @@ impl Connection {
     /// # Errors
     /// The node does not answer before `until`, or refuses the user.
     pub(super) fn open(node: &Node, address: &Address, until: Instant) -> io::Result<Self> {
-        let mut problem = io::Error::new(ErrorKind::NotFound, "the host has no address");
-        let mut found = None;
-        for place in (&*node.host, node.port).to_socket_addrs()? {
-            match TcpStream::connect_timeout(&place, left(until)?) {
-                Ok(socket) => {
-                    found = Some(socket);
-                    break;
-                }
-                Err(error) => problem = error,
-            }
-        }
-        let socket = found.ok_or(problem)?;
-        socket.set_nodelay(true)?;
+        let socket = connect(&node.host, node.port, until)?;
         let stream = if address.has_tls {
             let name = ServerName::try_from(node.host.to_string()).map_err(other)?;
             let session = ClientConnection::new(Arc::new(tls_config(address)?), name).map_err(other)?;
@@ -209,7 +196,7 @@ impl Connection {
     }
 
     /// Returns the connection's socket, so that the caller can wait until the node has sent bytes.
-    pub(super) fn socket(&self) -> &TcpStream {
+    pub(super) fn socket(&self) -> &NodeSocket {
         self.stream.socket()
     }
 
@@ -284,7 +271,7 @@ fn password(address: &Address) -> io::Result<String> {
         }
         // The password file may be empty for a moment, because a program that rewrites it empties it first. So the code
         // waits and reads the file again.
-        std::thread::sleep(PASSWORD_PAUSE);
+        sleep(PASSWORD_PAUSE);
     }
     Err(io::Error::new(ErrorKind::InvalidData, format!("password_file {} is empty", address.password_file)))
 }
@@ -342,34 +329,4 @@ impl Reason {
         let is_refusal = error.kind() != ErrorKind::TimedOut;
         self.note(Reason { text: format!("{node}: {error}"), is_refusal });
     }
-}
-
-/// Returns the time-out error of an operation on a node, such as an answer that did not come before its time limit.
-pub(super) fn late() -> io::Error {
-    io::Error::new(ErrorKind::TimedOut, "timed out")
-}
-
-fn left(until: Instant) -> io::Result<Duration> {
-    match until.saturating_duration_since(Instant::now()) {
-        Duration::ZERO => Err(late()),
-        left => Ok(left),
-    }
-}
-
-/// Waits until a connection has bytes to read or is broken, or until `until`; says which connections these are. `until`
-/// is rounded up to milliseconds.
-pub(super) fn wait(connections: &[&Connection], until: Instant) -> Vec<bool> {
-    let left = until.saturating_duration_since(Instant::now());
-    let millis = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
-    let asked = |connection: &&Connection| libc::pollfd {
-        fd: connection.socket().as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    let mut sockets: Vec<libc::pollfd> = connections.iter().map(asked).collect();
-    // SAFETY: poll(2) gets the length of `sockets`, and the sockets in the list stay open for the length of the call.
-    let count = unsafe { libc::poll(sockets.as_mut_ptr(), sockets.len() as libc::nfds_t, millis) };
-    // After an error, such as an interruption by a signal, poll(2) has filled in no element, so no connection counts as
-    // ready.
-    sockets.iter().map(|socket| count > 0 && socket.revents != 0).collect()
 }

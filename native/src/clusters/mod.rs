@@ -13,8 +13,11 @@ mod cache;
 mod connection;
 mod description;
 mod hedging;
+mod network;
 mod read;
 mod remote_table;
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;
 mod topology;

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use redis_protocol::resp2::types::OwnedFrame;
 
-use super::connection::{Connection, Node, Reason, Reply, command, late, wait};
+use super::connection::{Connection, Node, Reason, Reply, command};
+use super::network::{self, late};
 use super::remote_table::RemoteTable;
 use super::topology::Topology;
 
@@ -95,7 +96,7 @@ pub fn read(wants: &mut [Want<'_>], deadline: Option<Instant>) -> String {
 }
 
 fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, deadline: Option<Instant>) -> String {
-    let begun = Instant::now();
+    let begun = network::now();
     let until = begun + topology.address.timeout();
     let mut until = deadline.map_or(until, |deadline| deadline.min(until));
     if items.iter().any(|item| wants[item.want as usize].table.serves_stale) {
@@ -126,7 +127,7 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
     for item in left {
         wants[item.want as usize].left.push(item.position);
     }
-    let nanos = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let nanos = u64::try_from((network::now() - begun).as_nanos()).unwrap_or(u64::MAX);
     for (want, size) in wants.iter_mut().zip(sizes).filter(|(_, size)| *size > 0) {
         let (counters, read) = (&want.table.counters, size - want.left.len());
         counters.reads.fetch_add(1, Relaxed);
@@ -173,7 +174,7 @@ impl Asked {
     fn of_second(self, until: Instant) -> Option<Self> {
         let (node, connection) = self.second?;
         let group = Group { node, is_primary: false, ..self.group };
-        Some(Asked { group, connection, at: Instant::now(), until, hedge_at: None, second: None })
+        Some(Asked { group, connection, at: network::now(), until, hedge_at: None, second: None })
     }
 }
 
@@ -208,13 +209,13 @@ impl Task<'_, '_> {
         while !self.left.is_empty() {
             if !is_first {
                 self.retries += 1;
-                if Instant::now() + PAUSE >= self.until {
+                if network::now() + PAUSE >= self.until {
                     if self.why.text.is_empty() {
                         "timed out".clone_into(&mut self.why.text);
                     }
                     return;
                 }
-                std::thread::sleep(PAUSE);
+                network::sleep(PAUSE);
             }
             let needs_map = self.round();
             if !self.left.is_empty() && (needs_map || is_first) {
@@ -313,7 +314,7 @@ impl Task<'_, '_> {
     }
 
     fn asked(&self, group: Group, connection: Connection) -> Asked {
-        let (at, until) = (Instant::now(), self.node_until());
+        let (at, until) = (network::now(), self.node_until());
         let budget = &self.topology.budget;
         budget.earn();
         let slow = if budget.is_open() && !group.asks { self.topology.slow(&group.node) } else { None };
@@ -325,14 +326,14 @@ impl Task<'_, '_> {
     fn hear(&mut self, asked: &mut Vec<Asked>) -> bool {
         let is_ready = if self.topology.budget.is_open() {
             let wake = asked.iter().map(|one| one.hedge_at.unwrap_or(one.until).min(one.until)).min();
-            let connections: Vec<&Connection> = asked.iter().flat_map(Asked::connections).collect();
-            wait(&connections, wake.unwrap_or(self.until))
+            let sockets: Vec<_> = asked.iter().flat_map(Asked::connections).map(Connection::socket).collect();
+            network::wait(&sockets, wake.unwrap_or(self.until))
         } else {
             vec![true; asked.len()]
         };
         let mut is_ready = is_ready.into_iter();
         let mut is_next_ready = || is_ready.next().unwrap_or(false);
-        let now = Instant::now();
+        let now = network::now();
         let mut needs_map = false;
         for mut one in std::mem::take(asked) {
             let is_first_ready = is_next_ready();
@@ -407,7 +408,7 @@ impl Task<'_, '_> {
             return None;
         }
         self.hedges += 1;
-        let until = self.node_until().min(Instant::now() + SECOND_CONNECT);
+        let until = self.node_until().min(network::now() + SECOND_CONNECT);
         match self.send(node, false, &group.items, until) {
             Ok(connection) => Some((node.clone(), connection)),
             Err((error, is_reused)) => {
@@ -594,6 +595,6 @@ impl Task<'_, '_> {
     }
 
     fn node_until(&self) -> Instant {
-        self.until.min(Instant::now() + self.topology.address.node_timeout())
+        self.until.min(network::now() + self.topology.address.node_timeout())
     }
 }

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::cache::Cache;
 use super::description::RemoteDescription;
+use super::network;
 use super::topology::{ForgetSlots, Topology};
 
 /// Counts of the reads of one table's rows; fields as in `ReadCounts` of service/remote/core_clusters.py.
@@ -158,7 +159,7 @@ impl RemoteTable {
             default_rows: default_rows.iter().map(|row| (*row, ArcSwapOption::empty())).collect(),
             serves_stale: *serves_stale,
             fresh: description.fresh_ms.map(Duration::from_millis),
-            opened: Instant::now(),
+            opened: network::now(),
             heard_ms: AtomicU64::new(0),
             slots: (0..(*num_shards).max(1)).map(|shard| redis_keyslot(&shard_tag(shard))).collect(),
             head: format!("*4\r\n$8\r\nGETRANGE\r\n${key_bytes}\r\n{tag}").into_bytes(),
@@ -212,13 +213,14 @@ impl RemoteTable {
 
     /// Records that the server has just read the table's changes, so that cached rows stay valid for a while.
     pub(super) fn heard(&self) {
-        self.heard_ms.store(u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX), Relaxed);
+        self.heard_ms.store(u64::try_from((network::now() - self.opened).as_millis()).unwrap_or(u64::MAX), Relaxed);
     }
 
     /// Says whether cached rows are valid: the server read the table's changes less than `fresh` ago, or `fresh` is
     /// None.
     fn is_followed(&self) -> bool {
-        let since = || self.opened.elapsed().saturating_sub(Duration::from_millis(self.heard_ms.load(Relaxed)));
+        let since =
+            || (network::now() - self.opened).saturating_sub(Duration::from_millis(self.heard_ms.load(Relaxed)));
         self.fresh.is_none_or(|fresh| since() < fresh)
     }
 

@@ -13,6 +13,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 use super::connection::{Connection, Node, Reason, command, is_single};
 use super::description::Address;
 use super::hedging::{Budget, Times};
+use super::network;
 
 /// Number of hash slots of a Valkey or Redis cluster.
 const NUM_SLOTS: usize = 16384;
@@ -64,12 +65,12 @@ impl InSync {
     /// Notes that the rows of these replicas may be read until the time `until`.
     pub(super) fn set(&self, nodes: impl Iterator<Item = Node>, until: Instant) {
         let mut known = lock(&self.0);
-        known.retain(|_, until| Instant::now() < *until);
+        known.retain(|_, until| network::now() < *until);
         known.extend(nodes.map(|node| (node, until)));
     }
 
     fn has(&self, node: &Node) -> bool {
-        lock(&self.0).get(node).is_some_and(|until| Instant::now() < *until)
+        lock(&self.0).get(node).is_some_and(|until| network::now() < *until)
     }
 }
 
@@ -143,7 +144,7 @@ impl Topology {
         if !self.has_down.load(Relaxed) {
             return false;
         }
-        let now = Instant::now();
+        let now = network::now();
         match lock(&self.down).get_mut(node) {
             None => false,
             Some(until) if now < *until => true,
@@ -157,12 +158,12 @@ impl Topology {
     /// Says whether a node failed less than [`BREAK`] ago. Unlike [`Self::is_out`], this method never reserves the next
     /// try of the node for its caller.
     pub(super) fn is_down(&self, node: &Node) -> bool {
-        self.has_down.load(Relaxed) && lock(&self.down).get(node).is_some_and(|until| Instant::now() < *until)
+        self.has_down.load(Relaxed) && lock(&self.down).get(node).is_some_and(|until| network::now() < *until)
     }
 
     /// Records that a node failed: reads avoid the node for a moment, and its idle connections are closed.
     pub(super) fn failed(&self, node: &Node) {
-        lock(&self.down).insert(node.clone(), Instant::now() + BREAK);
+        lock(&self.down).insert(node.clone(), network::now() + BREAK);
         self.has_down.store(true, Relaxed);
         self.drop_idle(node);
     }
@@ -231,10 +232,10 @@ impl Topology {
         let Ok(mut asked) = self.asked.try_lock() else {
             return Ok(());
         };
-        if asked.at.is_some_and(|at| at.elapsed() < REFRESH) {
+        if asked.at.is_some_and(|at| (network::now() - at) < REFRESH) {
             return Ok(());
         }
-        if !is_patient && asked.in_vain.is_some_and(|at| at.elapsed() < BREAK) {
+        if !is_patient && asked.in_vain.is_some_and(|at| (network::now() - at) < BREAK) {
             return Ok(());
         }
         let mut why = Reason::passing("no node was asked".to_owned());
@@ -243,7 +244,7 @@ impl Topology {
         let (out, mut ordered): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|node| self.is_down(node));
         ordered.extend(out);
         for (index, node) in ordered.iter().enumerate() {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(network::now());
             if left.is_zero() {
                 break;
             }
@@ -253,10 +254,10 @@ impl Topology {
             // The server asks one node after the other for the slot map. It waits for each node only a part of the time
             // that is left, so that a node that hangs leaves time for the next.
             let share = left.min((left / 3).max(self.address.node_timeout()));
-            match self.ask_for_map(node, Instant::now() + share) {
+            match self.ask_for_map(node, network::now() + share) {
                 Ok(map) => {
                     self.map.store(Arc::new(map));
-                    (asked.at, asked.in_vain) = (Some(Instant::now()), None);
+                    (asked.at, asked.in_vain) = (Some(network::now()), None);
                     self.forget_moved(&mut asked.primaries);
                     return Ok(());
                 }
@@ -266,7 +267,7 @@ impl Topology {
                 }
             }
         }
-        asked.in_vain = Some(Instant::now());
+        asked.in_vain = Some(network::now());
         Err(why)
     }
 
@@ -298,7 +299,7 @@ impl Topology {
             has_primary: vec![true],
             by_slot: vec![Some(0); NUM_SLOTS],
         }));
-        lock(&self.asked).at = Some(Instant::now() + Duration::from_secs(3600));
+        lock(&self.asked).at = Some(network::now() + Duration::from_secs(3600));
     }
 
     fn ask_for_map(&self, node: &Node, until: Instant) -> io::Result<Map> {

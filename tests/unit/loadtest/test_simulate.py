@@ -35,8 +35,10 @@ def test_a_seed_does_the_same_each_time() -> None:
 
 def test_each_fault_can_be_planted() -> None:
     for one in mutations():
-        ast.parse(one.planted(), one.path)
-        assert set(one.cases) <= set(CASES)
+        planted = one.planted()
+        if one.path.endswith(".py"):
+            ast.parse(planted, one.path)
+            assert set(one.cases) <= set(CASES)
 
 
 def test_planted_faults_are_found() -> None:

@@ -1,0 +1,412 @@
+//! Searches seeds for a run in which a read breaks a promise of `docs/scaling.md`.
+//!
+//! - A read ends by its time limit.
+//! - Each row is that of the version and the id that were asked for, as some change wrote it.
+//! - A row is at most `OLDEST` older than the newest acknowledged change. Only a failover may lose a change that not all
+//!   replicas had, and only until the change is written again.
+//! - While slots move, replicas take over as planned, nodes are slow or connections end, reads succeed, and some seconds
+//!   after any other fault.
+//!
+//! `SEED=7 cargo test --lib clusters::simulation -- --nocapture` prints what happens in the run of seed 7, and `SEEDS=0-5000`
+//! searches others than the tests do.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::super::{Address, Clusters, RemoteDescription, RemoteTable, Want, network, read};
+use super::nodes::{
+    BLOCK_ROWS, BLOCKS, Change, NODE_TIMEOUT, NODES, ROW_BYTES, ROWS, SHARDS, VERSIONS, members, shard_of, tag,
+};
+use super::server::{self, Shared};
+use super::{Time, WORLD, World, ms, world};
+
+/// How old a row may be at most when its read begins, if its table does not serve older ones.
+const OLDEST: Time = ms(2000);
+/// The same if replicas were cut off from a primary which then froze. Such a replica reports whole seconds since it heard
+/// from its primary, and counts as in sync up to 1; it is read for another second, and its stream keeps cached rows valid.
+const OLDEST_CUT: Time = ms(5000);
+const TIMEOUT: Time = ms(1000);
+/// How long faults come in each run, and how long the cluster then has until all reads succeed, and until all is written.
+const FAULTS: Time = ms(12_000);
+const CALM: Time = ms(4000);
+const QUIET: Time = ms(6000);
+
+/// One run: the tables of both versions, the model of the server, and what reads have seen.
+struct Run {
+    tables: [Arc<RemoteTable>; 2],
+    server: Shared,
+    /// Cell -> the numbers that reads got, with the times at which they got them.
+    seen: RefCell<BTreeMap<usize, Vec<(Time, u64)>>>,
+    num_nested: Cell<u32>,
+    depth: Cell<u32>,
+    failure: RefCell<Option<String>>,
+    reads: Cell<u32>,
+    failed_reads: Cell<u32>,
+}
+
+/// Counts of all runs of a search.
+#[derive(Debug, Default)]
+struct Totals {
+    reads: u32,
+    failed_reads: u32,
+    hedges: u64,
+    cache_hits: u64,
+    failovers: usize,
+}
+
+fn run_seed(seed: u64, totals: &mut Totals) -> Result<(), String> {
+    WORLD.set(Some(World::new(seed)));
+    let clusters = Arc::new(Clusters::new(if world(|world| world.rng.bool()) { 1 << 20 } else { 0 }));
+    let serves_stale = world(|world| world.rng.u8(..4) == 0);
+    let description = |version: i64| RemoteDescription {
+        address: Address {
+            nodes: vec![("n0".to_owned(), 7000), ("n3".to_owned(), 7003)],
+            has_tls: false,
+            ca_file: String::new(),
+            user: String::new(),
+            password_file: String::new(),
+            own_password: String::new(),
+            timeout_ms: u64::try_from(TIMEOUT.as_millis()).unwrap(),
+            node_timeout_ms: 200,
+            hedge_percent: 20,
+        },
+        tag: tag(version),
+        block_rows: BLOCK_ROWS,
+        num_shards: ROWS / BLOCK_ROWS,
+        row_bytes: ROW_BYTES,
+        default_rows: Vec::new(),
+        serves_stale,
+        fresh_ms: Some(2000),
+    };
+    let tables = VERSIONS.map(|version| clusters.open("m", version, "t", ROWS, &description(version)));
+    let run = Rc::new(Run {
+        tables,
+        server: server::start(&clusters),
+        seen: RefCell::default(),
+        num_nested: Cell::new(0),
+        depth: Cell::new(0),
+        failure: RefCell::default(),
+        reads: Cell::new(0),
+        failed_reads: Cell::new(0),
+    });
+    world(World::look_around);
+    write(&run);
+    nest(&run);
+    renew(&run, &clusters);
+    fault();
+    let all: Vec<usize> = (0..2 * ROWS).collect();
+    while run.failure.borrow().is_none() && world(|world| world.now) < FAULTS + CALM + QUIET {
+        let pause = world(|world| ms(world.rng.u64(1..120)));
+        network::sleep(pause);
+        let some: Vec<usize> =
+            (0..world(|world| world.rng.usize(1..6))).map(|_| world(|world| world.rng.usize(..2 * ROWS))).collect();
+        run.read(&some);
+    }
+    if run.failure.borrow().is_none() {
+        run.read(&all);
+    }
+    let counts = clusters.counts();
+    totals.reads += run.reads.get();
+    totals.failed_reads += run.failed_reads.get();
+    totals.hedges += counts.iter().map(|one| one.hedges).sum::<u64>();
+    totals.cache_hits += counts.iter().map(|one| one.cache_hits).sum::<u64>();
+    totals.failovers += world(|world| world.cluster.failovers.len());
+    let failure = run.failure.take();
+    if std::env::var_os("SEED").is_some() {
+        world(|world| world.lines.iter().for_each(|line| println!("{line}")));
+    }
+    drop((run, clusters));
+    // What the world still had to do holds tables, whose sockets look for the world when they are dropped.
+    let ended = WORLD.take();
+    drop(ended);
+    failure.map_or(Ok(()), Err)
+}
+
+/// Writes a change from time to time, until all must be written.
+fn write(run: &Rc<Run>) {
+    if world(|world| world.now) < FAULTS + CALM {
+        let cell = world(|world| world.rng.usize(..2 * ROWS));
+        server::upsert(&run.server, cell);
+        again(run, 300, write);
+    }
+}
+
+/// Reads within the waits of other reads.
+fn nest(run: &Rc<Run>) {
+    if run.depth.get() > 0 && run.depth.get() < 3 {
+        let cell = world(|world| world.rng.usize(..2 * ROWS));
+        run.num_nested.set(run.num_nested.get() + 1);
+        run.read(&[cell]);
+    }
+    again(run, 200, nest);
+}
+
+/// Asks for the map of slots each second, as the server's thread does.
+fn renew(run: &Rc<Run>, clusters: &Arc<Clusters>) {
+    run.num_nested.set(run.num_nested.get() + 1);
+    clusters.refresh();
+    let (run, clusters) = (Rc::clone(run), Arc::clone(clusters));
+    world(|world| world.later(ms(1000), move || renew(&run, &clusters)));
+}
+
+fn again(run: &Rc<Run>, most_ms: u64, call: fn(&Rc<Run>)) {
+    let run = Rc::clone(run);
+    world(|world| {
+        let pause = ms(world.rng.u64(1..most_ms));
+        world.later(pause, move || call(&run));
+    });
+}
+
+impl Run {
+    fn read(&self, cells: &[usize]) {
+        let (begun, nested) = (world(|world| world.now), self.num_nested.get());
+        let limit = world(|world| if world.rng.bool() { ms(world.rng.u64(20..1500)) } else { TIMEOUT });
+        let is_well = || begun >= world(|world| world.cluster.ill_until);
+        let was_well = is_well();
+        self.depth.set(self.depth.get() + 1);
+        let of = |version: usize| cells.iter().filter(move |cell| *cell / ROWS == version);
+        let ids = |version: usize| of(version).map(|cell| (cell % ROWS) as u64).collect();
+        let mut wants = [Want::new(&self.tables[0], ids(0)), Want::new(&self.tables[1], ids(1))];
+        let why = read(&mut wants, Some(network::now() + limit));
+        self.depth.set(self.depth.get() - 1);
+        self.reads.set(self.reads.get() + 1);
+        let now = world(|world| world.now);
+        let took = now.saturating_sub(begun);
+        let is_alone = self.num_nested.get() == nested;
+        let must_succeed = was_well && is_well() && is_alone && limit >= TIMEOUT;
+        if is_alone && took > limit.min(TIMEOUT) + ms(1) {
+            self.fail(&format!("a read of at most {limit:?} took {took:?}"));
+        }
+        for (version, want) in wants.iter().enumerate() {
+            for (position, cell) in of(version).enumerate() {
+                if want.left.contains(&(position as u32)) {
+                    self.failed_reads.set(self.failed_reads.get() + 1);
+                    world(|world| world.tell(&format!("row {cell} can not be read: {why}")));
+                    if must_succeed {
+                        self.fail(&format!("row {cell} can not be read, and all nodes are well: {why}"));
+                    }
+                } else {
+                    let row = &want.rows[position * ROW_BYTES..][..ROW_BYTES];
+                    self.check(*cell, row, begun, want.num_stale > 0);
+                }
+            }
+        }
+    }
+
+    fn check(&self, cell: usize, row: &[u8], begun: Time, is_stale: bool) {
+        let word = |place: usize| u64::from_le_bytes(row[8 * place..][..8].try_into().expect("8 bytes"));
+        let number = word(2);
+        let stale = if is_stale { ", perhaps stale" } else { "" };
+        world(|world| world.tell(&format!("row {cell} is number {number}{stale}")));
+        let server = self.server.borrow();
+        let is_known = number == 0 || server.written.contains_key(&(cell, number));
+        if (word(0), word(1)) != (1 + (cell / ROWS) as u64, cell as u64) || !is_known {
+            return self.fail(&format!("row {cell} is {row:?}"));
+        }
+        if is_stale {
+            return;
+        }
+        let has_failed_over =
+            |since: Time| world(|world| world.cluster.failovers.iter().any(|at| *at + NODE_TIMEOUT >= since));
+        let is_cut = begun < world(|world| world.cluster.cut_until);
+        let is_over = |at: Time| at + if is_cut { OLDEST_CUT } else { OLDEST } < begun;
+        for (&(_, newer), written) in server.written.range((cell, number + 1)..=(cell, u64::MAX)) {
+            let is_settled = written.settled.is_some_and(is_over);
+            let is_safe = |at: Time| is_over(at) && !has_failed_over(at);
+            if is_settled || written.acknowledged.is_some_and(is_safe) {
+                self.fail(&format!("row {cell} is number {number}, and {newer} was written: {written:?}"));
+            }
+        }
+        let mut seen = self.seen.borrow_mut();
+        let of_cell = seen.entry(cell).or_default();
+        if let Some((at, newer)) =
+            of_cell.iter().find(|(at, seen)| *seen > number && is_over(*at) && !has_failed_over(*at))
+        {
+            self.fail(&format!("row {cell} is number {number}, and was {newer} at {at:?}"));
+        }
+        of_cell.push((world(|world| world.now), number));
+    }
+
+    fn fail(&self, failure: &str) {
+        world(|world| world.tell(failure));
+        self.failure.borrow_mut().get_or_insert_with(|| failure.to_owned());
+    }
+}
+
+/// Begins a fault, and ends it some time later, before the next.
+fn fault() {
+    world(|world| {
+        if world.now > FAULTS {
+            return;
+        }
+        if world.cluster.moving.iter().any(Option::is_some) {
+            // A replica lacks a key that moves away; if its primary can not be asked, either, the row can not be read.
+            return world.later(ms(100), fault);
+        }
+        let node = world.rng.usize(..SHARDS * NODES);
+        let kind = world.rng.u8(..10);
+        let long = ms(world.rng.u64(100..if kind == 9 { 9000 } else { 4000 }));
+        world.tell(&format!("fault {kind} of n{node} for {long:?}"));
+        world.catch_up_all();
+        if !(4..=8).contains(&kind) {
+            world.cluster.ill_until = world.now + long + CALM;
+        }
+        let member = &mut world.cluster.nodes[node];
+        match kind {
+            0 => {
+                member.is_up = false;
+                world.cut_links(node);
+            }
+            1 => member.is_frozen = true,
+            2 => member.has_readers = false,
+            3 => member.has_peers = false,
+            4 => member.slow_us = 60_000,
+            5 => member.lag = ms(5000),
+            6 => world.cut_links(node),
+            7 => take_over(world, node),
+            8 => move_block(world, node),
+            _ => cut_and_freeze(world, node, long),
+        }
+        let pause = ms(world.rng.u64(100..2500));
+        world.later(long, move || world_heal(node));
+        world.later(long + pause, fault);
+    });
+}
+
+fn world_heal(node: usize) {
+    world(|world| {
+        world.tell(&format!("n{node} and its shard are well"));
+        for one in members(shard_of(node)) {
+            heal(world, one);
+        }
+    });
+}
+
+fn heal(world: &mut World, node: usize) {
+    world.catch_up(node);
+    let (now, own) = (world.now, shard_of(node));
+    let is_needed = world.cluster.truth.primary[own] == node;
+    let (resync, history) = (ms(world.rng.u64(..1500)), world.rng.u64(..));
+    let member = &mut world.cluster.nodes[node];
+    if !member.is_up {
+        if is_needed {
+            world.cluster.ill_until = world.now + CALM;
+            // A process that is started before a replica has taken over would be an empty primary.
+            return world.later(ms(100), move || heal_later(node));
+        }
+        member.is_up = true;
+        member.empty(history);
+        (member.closed_until, member.copied_at) = (now + ms(2000), now + resync);
+    }
+    if !member.has_peers {
+        // A node that was cut off refuses commands until it has heard what is so.
+        member.closed_until = now + ms(500);
+    }
+    (member.is_frozen, member.has_readers, member.has_peers) = (false, true, true);
+    (member.slow_us, member.lag, member.has_link) = (0, ms(1), true);
+    let links: Vec<usize> = (0..world.links.len()).filter(|link| world.links[*link].node == node).collect();
+    for link in links {
+        if world.links[link].is_cut {
+            world.links[link].is_ended = true;
+        } else {
+            world.handle(link);
+        }
+    }
+    let delay = ms(world.rng.u64(..300));
+    world.later(delay, move || super::world(|world| world.learn(node)));
+}
+
+fn heal_later(node: usize) {
+    world(|world| heal(world, node));
+}
+
+/// Lets a replica take over as CLUSTER FAILOVER does: it has all changes, and its primary knows of it.
+fn take_over(world: &mut World, node: usize) {
+    let before = world.cluster.truth.primary[shard_of(node)];
+    if before != node && world.cluster.is_linked(node, before) && !world.cluster.truth.failed[before] {
+        world.cluster.nodes[node].lag = Time::ZERO;
+        world.catch_up(node);
+        if world.cluster.nodes[node].history == world.cluster.nodes[before].history {
+            world.promote(node);
+            world.learn(before);
+        }
+    }
+}
+
+/// Moves a block's slot to another shard: its key first, and a while later the slot.
+fn move_block(world: &mut World, node: usize) {
+    let block = world.rng.usize(..BLOCKS);
+    let from = world.cluster.truth.owner[block];
+    world.cluster.moving[block] = Some((from + 1 + node % (SHARDS - 1).max(1)) % SHARDS);
+    let delays = [ms(world.rng.u64(..500)), ms(world.rng.u64(..3000))];
+    world.later(delays[0], move || move_key(block, delays[1]));
+}
+
+fn move_key(block: usize, then: Time) {
+    world(|world| {
+        let truth = &world.cluster.truth;
+        let target = world.cluster.moving[block].expect("the slot moves");
+        let [from, to] = [truth.primary[truth.owner[block]], truth.primary[target]];
+        if !world.cluster.is_linked(from, to) || world.is_closed(from) || world.is_closed(to) {
+            return world.later(ms(100), move || move_key(block, then));
+        }
+        let rows = world.cluster.nodes[from].blocks.get(&block).cloned();
+        world.write(to, Change::Block { block, rows });
+        world.write(from, Change::Block { block, rows: None });
+        world.later(then, move || move_slot(block));
+    });
+}
+
+fn move_slot(block: usize) {
+    world(|world| {
+        let truth = &world.cluster.truth;
+        let target = world.cluster.moving[block].expect("the slot moves");
+        let [from, to] = [truth.primary[truth.owner[block]], truth.primary[target]];
+        if !world.cluster.is_linked(from, to) {
+            return world.later(ms(100), move || move_slot(block));
+        }
+        world.cluster.truth.owner[block] = target;
+        world.cluster.moving[block] = None;
+        world.learn(from);
+        world.learn(to);
+        world.spread();
+    });
+}
+
+/// Cuts the replicas of a shard off from its primary, and freezes it before all are well: the replicas lack changes.
+fn cut_and_freeze(world: &mut World, node: usize, long: Time) {
+    let primary = world.cluster.truth.primary[shard_of(node)];
+    for one in members(shard_of(node)).filter(|one| *one != primary) {
+        world.cluster.nodes[one].has_link = false;
+    }
+    world.cluster.cut_until = world.now + long + CALM;
+    let delay = long.mul_f64(world.rng.f64());
+    world.later(delay, move || super::world(|world| world.cluster.nodes[primary].is_frozen = true));
+}
+
+/// Runs seeds until three have failed; returns a line for each of these.
+fn search(seeds: std::ops::Range<u64>) -> (Totals, Vec<String>) {
+    let (mut totals, mut failures) = (Totals::default(), Vec::new());
+    for seed in seeds {
+        if failures.len() == 3 {
+            break;
+        }
+        if let Err(failure) = run_seed(seed, &mut totals) {
+            failures.push(format!("seed {seed}: {failure}"));
+        }
+    }
+    (totals, failures)
+}
+
+#[test]
+fn no_seed_breaks_a_promise() {
+    let of = |name: &str| std::env::var(name).ok();
+    let one = of("SEED").map(|seed| format!("{seed}-{}", seed.parse::<u64>().expect("a number") + 1));
+    let seeds = one.or_else(|| of("SEEDS")).unwrap_or_else(|| "0-200".to_owned());
+    let (first, end) = seeds.split_once('-').expect("the first seed and the end");
+    let (totals, failures) = search(first.parse().expect("a number")..end.parse().expect("a number"));
+    println!("{}\n{totals:?}", failures.join("\n"));
+    assert!(failures.is_empty(), "replay a seed with SEED=N cargo test --lib clusters::simulation -- --nocapture");
+}
