@@ -12,7 +12,7 @@ from pathlib import Path
 
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import FileDescriptor
-from tensorflow.core.protobuf import saved_model_pb2  # type: ignore[import-untyped]
+from tensorflow.core.protobuf import saved_model_pb2, tensor_bundle_pb2  # type: ignore[import-untyped]
 from tensorflow_serving.apis import (  # type: ignore[import-untyped]
     model_service_pb2,
     prediction_log_pb2,
@@ -20,7 +20,7 @@ from tensorflow_serving.apis import (  # type: ignore[import-untyped]
 )
 
 TARGET = Path(__file__).parents[1] / "service" / "artifact" / "serving_protos.pb"
-ROOTS = (prediction_service_pb2, model_service_pb2, prediction_log_pb2, saved_model_pb2)
+ROOTS = (prediction_service_pb2, model_service_pb2, prediction_log_pb2, saved_model_pb2, tensor_bundle_pb2)
 
 
 def descriptor_set() -> bytes:

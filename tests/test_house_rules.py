@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, Row] = {
     "service.engine": Row(_BASE | {"service.artifact.completeness", "service.artifact.row_labels"}, {"numpy"}),
     # service.remote reads tables in a cluster. redis-py is an optional extra, so modules outside this folder import it
     # late.
-    "service.remote": Row(_FORMATS, {"numpy", "redis"}),
+    "service.remote": Row(_FORMATS | {"service._native"}, {"numpy", "redis"}),
     "service.tables": Row(
         # The tables import engine.counts for counts by feature, and engine.neighbors for the types of a search for
         # nearest rows.
@@ -156,7 +156,7 @@ MAY_IMPORT: dict[str, Row] = {
             "service.wire.config_protos",
         }
         | {"service.observe.request_metrics", "service.observe.metric_text"}
-        | {f"service.remote.{name}" for name in ("address", "core_clusters", "counts", "layout")},
+        | {f"service.remote.{name}" for name in ("address", "core_clusters", "layout")},
         {"numpy"},
     ),
     # service.loading joins lookups, graphs and deltas to one servable, so it imports the folders of all three.

@@ -37,9 +37,13 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
 
 from service.artifact.hashes import masked_of
+from service.artifact.protos import check_num_fields, length_prefix, message_class
+from service.artifact.tensor_proto import dtype_name
 from service.errors import ArtifactError
 
 # Header bits in the first byte of an encoded number, by its size: a number of n bytes starts with n ones and a zero.
@@ -190,16 +194,10 @@ def read_records(data: bytes) -> dict[bytes, bytes]:
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
     """Reads a varint of up to 64 bits; returns its value and the position behind it. Raises IndexError, ValueError."""
-    result = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        result |= (byte & 127) << shift
-        if byte < 128:
-            return result, position
-        shift += 7
-        if shift > 63:
-            raise ValueError("varint longer than 64 bits")
+    value, behind = length_prefix(data, position)
+    if value is None:
+        raise ValueError("varint longer than 64 bits") if behind < len(data) else IndexError("a number is cut off")
+    return value, behind
 
 
 def _block_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
@@ -241,22 +239,11 @@ def _block_records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 _Extents = tuple[tuple[int, int], ...]
 HEADER_KEY = b""
 _SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
-# Number in the DataType enum of tensorflow/core/framework/types.proto -> numpy's dtype name; numpy itself lacks
-# bfloat16.
+# DataType number -> name of each dtype whose tensors can be mapped: those of fixed size, and not complex.
 DTYPES: Mapping[int, str] = {
-    1: "float32",
-    2: "float64",
-    3: "int32",
-    4: "uint8",
-    5: "int16",
-    6: "int8",
-    9: "int64",
-    10: "bool",
-    14: "bfloat16",
-    17: "uint16",
-    19: "float16",
-    22: "uint32",
-    23: "uint64",
+    number: name
+    for number in range(1, 24)
+    if (name := dtype_name(number)) == "bfloat16" or name.lstrip("u").startswith(("float", "int")) or name == "bool"
 }
 
 
@@ -324,7 +311,7 @@ def read_bundle(prefix: Path) -> dict[str, BundleEntry]:
         raise ArtifactError(f"cannot read {path}: {error.strerror}") from error
     try:
         return _parse_index(data, prefix)
-    except (IndexError, KeyError, TypeError, UnicodeDecodeError, struct.error) as error:
+    except (IndexError, KeyError, UnicodeDecodeError, struct.error, DecodeError) as error:
         raise ArtifactError(f"{path} is truncated or corrupt ({error})") from error
     except ValueError as error:
         raise ArtifactError(f"{path}: {error}") from error
@@ -371,7 +358,7 @@ def tensor_records(records: Mapping[bytes, bytes], prefix: Path, name: str) -> I
       records: all records of a checkpoint's index.
       prefix: path of the checkpoint without ".index".
     """
-    num_shards = _num_shards(records[HEADER_KEY])
+    num_shards = _num_shards(records[HEADER_KEY], prefix)
     entry, extents = _entry(records[name.encode()], prefix, num_shards)
     yield name.encode(), entry
     for extent in extents:
@@ -381,7 +368,7 @@ def tensor_records(records: Mapping[bytes, bytes], prefix: Path, name: str) -> I
 
 def _parse_index(data: bytes, prefix: Path) -> dict[str, BundleEntry]:
     records = read_records(data)
-    num_shards = _num_shards(records.pop(HEADER_KEY))
+    num_shards = _num_shards(records.pop(HEADER_KEY), prefix)
     found = {key: _entry(value, prefix, num_shards) for key, value in records.items()}
     return {
         (name := key.decode()): _with_slices(name, entry, extents, found) if extents else entry
@@ -390,11 +377,11 @@ def _parse_index(data: bytes, prefix: Path) -> dict[str, BundleEntry]:
     }
 
 
-def _num_shards(header: bytes) -> int:
-    fields = dict(_proto_fields(header))
-    if fields.get(2, 0):
+def _num_shards(header: bytes, prefix: Path) -> int:
+    found = _parsed("BundleHeaderProto", header, prefix)
+    if found.endianness:
         raise ValueError("big-endian checkpoints are not supported")
-    return _integer(fields.get(1, 1))
+    return found.num_shards or 1
 
 
 def _with_slices(
@@ -415,76 +402,20 @@ def _with_slices(
 
 
 def _entry(value: bytes, prefix: Path, num_shards: int) -> tuple[BundleEntry, list[_Extents]]:
-    dtype = shard = offset = nbytes = crc32c = 0
-    shape: tuple[int, ...] = ()
-    extents: list[_Extents] = []
-    for field, content in _proto_fields(value):
-        if field == 1:
-            dtype = _integer(content)
-        elif field == 2:
-            shape = tuple(_signed(dim.get(1, 0)) for dim in _messages(content, 2))
-        elif field == 3:
-            shard = _integer(content)
-        elif field == 4:
-            offset = _integer(content)
-        elif field == 5:
-            nbytes = _integer(content)
-        elif field == 6:
-            crc32c = _integer(content)
-        elif field == 7:
-            extents.append(
-                tuple((_signed(extent.get(1, 0)), _signed(extent.get(2, -1))) for extent in _messages(content, 1))
-            )
+    found = _parsed("BundleEntryProto", value, prefix)
     entry = BundleEntry(
-        dtype=DTYPES.get(dtype, "other"),
-        shape=shape,
-        file=prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{num_shards:05d}"),
-        offset=offset,
-        nbytes=nbytes,
-        crc32c=crc32c,
+        dtype=DTYPES.get(found.dtype, "other"),
+        shape=tuple(dim.size for dim in found.shape.dim),
+        file=prefix.with_name(f"{prefix.name}.data-{found.shard_id:05d}-of-{num_shards:05d}"),
+        offset=found.offset,
+        nbytes=found.size,
+        crc32c=found.crc32c,
     )
-    return entry, extents
+    return entry, [
+        tuple((one.start, one.length if one.HasField("length") else -1) for one in part.extent) for part in found.slices
+    ]
 
 
-def _messages(data: int | bytes, field: int) -> Iterator[dict[int, int | bytes]]:
-    """Yields the messages in one repeated field of a serialized protobuf message, each as field number -> value."""
-    if not isinstance(data, bytes):
-        raise ValueError("a message was expected where the file has a number")
-    for number, content in _proto_fields(data):
-        if number == field and isinstance(content, bytes):
-            yield dict(_proto_fields(content))
-
-
-def _proto_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    position = 0
-    while position < len(data):
-        tag, position = read_varint(data, position)
-        match tag & 7:
-            case 0:
-                value, position = read_varint(data, position)
-                yield tag >> 3, value
-            case 2:
-                length, position = read_varint(data, position)
-                if position + length > len(data):
-                    raise IndexError("field beyond its message")
-                yield tag >> 3, data[position : position + length]
-                position += length
-            case 5:
-                yield tag >> 3, struct.unpack_from("<I", data, position)[0]
-                position += 4
-            case 1:
-                yield tag >> 3, struct.unpack_from("<Q", data, position)[0]
-                position += 8
-            case wire_type:
-                raise ValueError(f"unknown wire type {wire_type}")
-
-
-def _integer(value: int | bytes) -> int:
-    if isinstance(value, bytes):
-        raise ValueError("a number was expected where the file has bytes")
-    return value
-
-
-def _signed(value: int | bytes) -> int:
-    number = _integer(value)
-    return number - (1 << 64) if number >> 63 == 1 else number
+def _parsed(name: str, data: bytes, prefix: Path) -> Any:
+    check_num_fields(f"an entry of {prefix}.index", data, f"tensorflow.{name}")
+    return message_class(f"tensorflow.{name}").FromString(data)

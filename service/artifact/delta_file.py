@@ -19,10 +19,8 @@ offset  bytes  field (little-endian)
 
 Writers use durable_files.write_whole(), so that a reader finds all of a file or nothing.
 
-Reads the delta files that other programs put into a version's folder: scans the folder repeatedly, reads each file
-once.
-
-The folder is not trusted: a file's name is a number, the file is a plain file of bounded size, no link is followed.
+The folder into which other programs put them is not trusted: a file's name is a number, the file is a plain file of
+bounded size, no link is followed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Makes, parses and prints protobuf messages of TensorFlow Serving and the Open Inference Protocol, without TensorFlow.
 
-`serving_protos.pb` is the serialized FileDescriptorSet of tensorflow-serving-api 2.21.0 and of saved_model.proto, which
-`.ci/make_serving_protos.py` writes; `open_inference.pb` is that of open_inference.proto, from
-`.ci/make_inference_protos.py`. They are in a descriptor pool of their own, because TensorFlow registers the same file
-names in protobuf's default pool. Messages of the two pools differ in type; pass bytes between them.
+`serving_protos.pb` is the serialized FileDescriptorSet of tensorflow-serving-api 2.21.0, saved_model.proto and
+tensor_bundle.proto, which `.ci/make_serving_protos.py` writes; `open_inference.pb` is that of open_inference.proto,
+from `.ci/make_inference_protos.py`. They are in a descriptor pool of their own, because TensorFlow registers the same
+file names in protobuf's default pool. Messages of the two pools differ in type; pass bytes between them.
 
 Encodes and decodes varints, tags and lengths of protobuf's wire format, for messages written without the library.
 
@@ -130,7 +130,6 @@ MAX_FIELDS = 4_000_000
 # Fewest bytes of a field: its tag, and the shortest value or the length.
 _LEAST_BYTES = 2
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
-_MORE = 128
 
 
 def check_num_fields(what: object, data: bytes, full_name: str) -> None:
@@ -169,7 +168,7 @@ def num_fields(data: bytes, full_name: str, most: int) -> int:
         count += 1
         key = data[position]
         position += 1
-        if key >= _MORE:
+        if key >= _SMALL:
             key, position = _varint(data, position - 1)
         wire_type = key & 7
         if wire_type == _DELIMITED:
@@ -194,15 +193,8 @@ def _messages(descriptor: Any) -> dict[int, Any]:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Reads a varint; returns its value and the next position, which lies behind the data if they end within it."""
-    value = shift = 0
-    for place in range(position, min(position + 10, len(data))):
-        byte = data[place]
-        value |= (byte & 127) << shift
-        if byte < _MORE:
-            return value, place + 1
-        shift += 7
-    return 0, len(data) if position + 10 >= len(data) else position + 10
+    value, behind = length_prefix(data, position)
+    return value or 0, behind
 
 
 class TextFormError(Exception):

@@ -2,16 +2,13 @@
 
 Source: tensorflow/core/protobuf/{saved_model,meta_graph}.proto (2.21);
 tensorflow_serving/apis/get_model_metadata.proto and model_servers/http_rest_api_util.cc ToJsonString (9d981c5).
-
-Checks assets.extra/saved_model_config.pb, the file with TensorFlow Serving's options to rewrite a model's graph.
-
-Source: tensorflow_serving/servables/tensorflow/saved_model_config_util.cc (9d981c5).
+tensorflow_serving/servables/tensorflow/saved_model_config_util.cc for saved_model_config.pb.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,6 +61,31 @@ def read_meta_graph(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> 
             return meta_graph
     available = "; ".join(_join(meta_graph.meta_info_def.tags) for meta_graph in saved_model.meta_graphs)
     raise ArtifactError(f"{saved_model_pb} has no meta graph tagged {_join(tags)}. Tags it has: {available}.")
+
+
+def asset_files(meta_graph: Any) -> list[Any]:
+    """Returns the AssetFileDefs of a MetaGraph; exports of TensorFlow 1 keep them in a collection.
+
+    Source: tensorflow/python/saved_model/loader_impl.py, get_asset_tensors (2.21).
+    """
+    collection = "saved_model_assets"
+    if meta_graph.asset_file_def or collection not in meta_graph.collection_def:
+        return list(meta_graph.asset_file_def)
+    make = message_class("tensorflow.AssetFileDef")
+    return [make.FromString(one.value) for one in meta_graph.collection_def[collection].any_list.value]
+
+
+def tensor_names(infos: Iterable[Any]) -> Iterator[str]:
+    """Yields the names of the tensors of TensorInfos: three of a sparse tensor, all of a composite one's components."""
+    for info in infos:
+        match info.WhichOneof("encoding"):
+            case "name":
+                yield str(info.name)
+            case "coo_sparse":
+                sparse = info.coo_sparse
+                yield from (sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name)
+            case "composite_tensor":
+                yield from tensor_names(info.composite_tensor.components)
 
 
 def encode_metadata(name: str, version: int, signatures: Mapping[str, SignatureSpec]) -> bytes:

@@ -1,13 +1,8 @@
 """Says where and in what dtype a table's rows are stored, reads them as float32, and rounds float32 rows to that dtype.
 
-Reads the rows of a table, as its file stores them, as float32 numbers.
-
 As on TensorFlow's threads, a product takes denormal numbers for zeros, and makes zeros in their place; copies of
-numbers keep them.
-
-Rounds float32 rows to a table dtype of fewer bits: whole tables at the export, and the rows of deltas.
-
-Each row of int8 or int4 has a scale: the row's largest number is 127 times the scale (int8), or 7 times (int4).
+numbers keep them. Rows are rounded at the export, and those of deltas. Each row of int8 or int4 has a scale: the row's
+largest number is 127 times the scale (int8), or 7 times (int4).
 """
 
 from __future__ import annotations
@@ -38,9 +33,7 @@ def float32_rows(stored: Array, scales: Array | None, dtype: str, dim: int) -> A
         # A bfloat16 is the upper half of a float32.
         return (stored.astype(np.uint32) << 16).view(np.float32)
     if dtype == "int4":
-        # The low half of a byte is the number of an even column; shifting it left and back right extends its sign.
-        octets = stored.view(np.int8)
-        stored = np.stack([octets << 4 >> 4, octets >> 4], axis=2).reshape(len(octets), 2 * octets.shape[1])[:, :dim]
+        stored = unpacked(stored, dim)
     with np.errstate(over="ignore"):
         found: Array = stored.astype(np.float32)
     return found if scales is None else product(found, scales)
@@ -113,6 +106,7 @@ def unpacked(octets: Array, embedding_dim: int | None = None) -> Array:
     >>> unpacked(packed(np.int8([[1, -7, 3]])), 3).tolist()
     [[1, -7, 3]]
     """
+    # The low half of a byte is the number of an even column; shifting it left and back right extends its sign.
     low, high = octets.view(np.int8) << 4 >> 4, octets.view(np.int8) >> 4
     numbers = np.stack([low, high], axis=-1).reshape(*octets.shape[:-1], 2 * octets.shape[-1])
     return numbers[..., :embedding_dim]

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from service.artifact.protos import message_class
-from service.artifact.signature_def import read_meta_graph
+from service.artifact.signature_def import asset_files, read_meta_graph, tensor_names
 from service.errors import ArtifactError
 
 # Ops that are never run: they read or write files, ask other processes, call Python, or run a graph or a module that a
@@ -73,7 +72,6 @@ UNSAFE_ATTRIBUTES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 }
 # Op that calls a function with its inputs -> the number of the first input that the function gets.
 _FIRST_ARGUMENTS = {"PartitionedCall": 0, "StatefulPartitionedCall": 0, "If": 1, "StatelessIf": 1, "Case": 1}
-_ASSETS = "saved_model_assets"
 _INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
 
 
@@ -89,19 +87,19 @@ def unsafe_op(meta_graph: Any) -> str:
     Args:
       meta_graph: a MetaGraphDef of TensorFlow's or of any other descriptor pool.
     """
-    assets = _assets(meta_graph)
+    assets = asset_files(meta_graph)
     for asset in assets:
         path = PurePosixPath(asset.filename)
         if path.is_absolute() or ".." in path.parts:
             return f"asset {asset.filename!r} lies outside the folder of assets"
-    fed = {tensor for signature in meta_graph.signature_def.values() for tensor in _tensors(signature.inputs.values())}
+    fed = {_full(name) for one in meta_graph.signature_def.values() for name in tensor_names(one.inputs.values())}
     # A tensor that clients can send may name any file.
     given = {_full(asset.tensor_info.name): ASSET for asset in assets}
     saver = meta_graph.saver_def
     given[_full(saver.filename_tensor_name)] = CHECKPOINT
     search = _Search(meta_graph.graph_def, {name: file for name, file in given.items() if name not in fed})
     roots = {
-        f"signature {name!r}": list(_tensors(signature.outputs.values()))
+        f"signature {name!r}": list(tensor_names(signature.outputs.values()))
         for name, signature in sorted(meta_graph.signature_def.items())
     }
     for name in set(_INIT_COLLECTIONS).intersection(meta_graph.collection_def):
@@ -115,33 +113,8 @@ def unsafe_op(meta_graph: Any) -> str:
     return ""
 
 
-def _assets(meta_graph: Any) -> list[Any]:
-    """Returns the AssetFileDefs of a MetaGraph; exports of TensorFlow 1 keep them in a collection.
-
-    Source: tensorflow/python/saved_model/loader_impl.py, get_asset_tensors (2.21).
-    """
-    if meta_graph.asset_file_def or _ASSETS not in meta_graph.collection_def:
-        return list(meta_graph.asset_file_def)
-    make = message_class("tensorflow.AssetFileDef")
-    return [make.FromString(one.value) for one in meta_graph.collection_def[_ASSETS].any_list.value]
-
-
 def _is_descriptor_within(source: bytes) -> bool:
     return source in (b"", b"local://") or source.startswith(b"bytes://")
-
-
-def _tensors(infos: Iterable[Any]) -> Iterator[str]:
-    for info in infos:
-        match info.WhichOneof("encoding"):
-            case "coo_sparse":
-                sparse = info.coo_sparse
-                yield from map(
-                    _full, (sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name)
-                )
-            case "composite_tensor":
-                yield from _tensors(info.composite_tensor.components)
-            case _:
-                yield _full(info.name)
 
 
 def _full(tensor: str) -> str:

@@ -1,19 +1,14 @@
 """Describes a servable's lookups and graphs for the native core: the JSON that native/src/plan/description.rs reads.
 
-Arrays are named by their places in `Described.buffers`, which the core keeps as long as it reads them. A signature that
-the core does not run is named with the reason (left_out.py).
-
-Finds the signatures that the native core does not run: it refuses their requests.
-
-The core answers all lookups. Here are reasons in the tensors of a predict; service.loading.graph_opening has reasons in
-its graph.
+Arrays are named by their places in `Described.buffers`, which the core keeps as long as it reads them. The core answers
+all lookups. A signature that it does not run is named with the reason, and its requests are refused: the reasons in the
+tensors of a predict are here, those in its graph in service.loading.graph_opening.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,9 +19,10 @@ import numpy as np
 from service.artifact.manifest import LookupFeature
 from service.artifact.row_labels import RowLabels
 from service.artifact.signature_rules import OutputRule
-from service.core.clusters import remote_description
 from service.engine.counts import FeatureIds, summed
+from service.engine.servable import sums_of_counts
 from service.graph.native_form import NativeGraph, PythonOnly
+from service.remote.core_clusters import remote_description
 from service.tables.backend import OpenedLookups, Paging
 from service.tables.guarded_files import GuardedFiles
 from service.tables.plan import FeaturePlan, SignaturePlan
@@ -106,11 +102,6 @@ ServedTable = MappedTable | RemoteTable
 _NO_OCTETS = np.empty(0, np.uint8)
 
 
-def remote_place(table: RemoteTable) -> dict[str, Any]:
-    """Returns the place of a table's rows in a cluster, as native/src/clusters/description.rs reads it."""
-    return remote_description(table.layout, table.address, table.default_rows)
-
-
 def octets_of(table: ServedTable) -> tuple[Array, Array]:
     """Returns the bytes of a table's rows and of their scales; none for a table in a cluster."""
     if isinstance(table, RemoteTable):
@@ -167,9 +158,9 @@ class Described:
         totals: dict[str, TableCounts] = {}
         for signature, number, ids, missing in counts:
             plan = self.features[signature][number]
-            _add(totals, plan.table.info.name, plan.read_counts(ids, missing))
+            totals = sums_of_counts(totals, {plan.table.info.name: plan.read_counts(ids, missing)})
         for name, oov_keys in zip(self.key_tables, strangers, strict=True):
-            _add(totals, name, TableCounts(oov_keys=oov_keys))
+            totals = sums_of_counts(totals, {name: TableCounts(oov_keys=oov_keys)})
         return totals
 
     def feature_counts(self, counts: Iterable[FeatureCounts]) -> dict[str, dict[str, FeatureIds]]:
@@ -182,10 +173,6 @@ class Described:
             name = plan.feature.ids.removesuffix(VALUES_SUFFIX) if is_sent else f"computed in {signature}"
             found.append({plan.table.info.name: {name: plan.feature_ids(ids, missing)}})
         return summed(*found)
-
-
-def _add(totals: dict[str, TableCounts], table: str, more: TableCounts) -> None:
-    totals[table] = TableCounts(*map(operator.add, totals.get(table, TableCounts()), more))
 
 
 def describe(
@@ -399,7 +386,9 @@ class _Writer:
             "rows": self._buffer(rows),
             "scales": self._buffer(scales),
             "labels": self._labels_of(table.info.name),
-            "remote": remote_place(table) if isinstance(table, RemoteTable) else None,
+            "remote": remote_description(table.layout, table.address, table.default_rows)
+            if isinstance(table, RemoteTable)
+            else None,
             "paging": self._paging if isinstance(table, MappedTable) else "off",
         }
 

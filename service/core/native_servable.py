@@ -67,15 +67,6 @@ class CompiledServable:
     earlier: NativeServable | None = None
 
     def answer(self, request: bytes, method: str = "Predict") -> bytes:
-        """Returns the core's answer to a request that names this model. Blocks.
-
-        Args:
-          method: the method of TensorFlow Serving's PredictionService to which the request belongs.
-
-        Raises:
-          ServiceError: the core refuses the request, or does not run the signature; the class is the first with the
-            refusal's code.
-        """
         from service import _native
 
         try:
@@ -85,16 +76,13 @@ class CompiledServable:
             raise _ERRORS.get(code, BackendFailure)(text) from error
 
     def run(self, signature: str, inputs: Tensors, outputs: tuple[str, ...] = ()) -> dict[str, Array]:
-        """Runs a signature as answer() does; returns the named outputs, by default all. Raises ServiceError."""
         return decode_response(self.answer(encode_request(self.name, signature, inputs, outputs)))
 
     @property
     def num_holders(self) -> int:
-        """Number of requests and published routes in the native core that use the servable."""
         return self.compiled.num_leases
 
     def forget_counts(self) -> None:
-        """Forgets what was counted and sampled so far; to be called before clients' requests come."""
         self.compiled.forget_counts()
 
     def table_counts(self) -> Mapping[str, TableCounts]:
@@ -233,7 +221,6 @@ class RoutePublisher:
         return 0.0 if recorder is None else recorder.rate
 
     def attach(self, server: TakesRoutes) -> None:
-        """Stores the native core's server as the receiver of routes, and sends it the current routes at once."""
         with self._lock:
             self._server = server
             server.change_routes(list(self._routes.values()), [])

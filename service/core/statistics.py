@@ -10,7 +10,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from service.configuration.settings import Settings
@@ -107,7 +108,6 @@ class NativeStatistics:
         self._is_stopped = False
 
     def collect(self) -> None:
-        """Adds the native core's counts since the last collect() to the server's counters."""
         with self._lock:
             if self._is_stopped:
                 return
@@ -233,22 +233,25 @@ class NativeStatistics:
         new = sorted((one for one in failures if one["at_s"] > self._failed_until_s), key=lambda one: one["at_s"])
         for one in new:
             self._failed_until_s = one["at_s"]
-            token = request_context.request_id.set(one["request_id"].encode("latin-1", "replace"))
-            try:
+            with _in_request(one):
                 self._failed_request(_subject(one), one["code"], one["message"])
-            finally:
-                request_context.request_id.reset(token)
 
     def _tell_slow(self, slow: list[Document]) -> None:
         for one in slow:
             if one["at_s"] <= self._slow_until_s:
                 continue
             self._slow_until_s = one["at_s"]
-            token = request_context.request_id.set(one["request_id"].encode("latin-1", "replace"))
-            try:
+            with _in_request(one):
                 self._slow(_subject(one), one["seconds"], one["run_seconds"], one["rows"])
-            finally:
-                request_context.request_id.reset(token)
+
+
+@contextmanager
+def _in_request(one: Document) -> Iterator[None]:
+    token = request_context.request_id.set(one["request_id"].encode("latin-1", "replace"))
+    try:
+        yield
+    finally:
+        request_context.request_id.reset(token)
 
 
 def _subject(one: Mapping[str, Any]) -> Subject:

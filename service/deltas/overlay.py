@@ -54,7 +54,6 @@ class OverlaidTable:
             self.scales[ids] = scales.reshape(-1)
 
     def copy(self, ids: Array, other: OverlaidTable) -> None:
-        """Copies into this private table the rows of the given ids from another private table of the same shape."""
         self._note(ids)
         self.octets[ids] = other.octets[ids]
         if self.scales.size:
@@ -153,7 +152,6 @@ class Side:
 
     @property
     def is_free(self) -> bool:
-        """Whether no request reads this copy of the tables, and no later request can."""
         return self.holder is None or self.holder.is_free
 
 

@@ -1,7 +1,5 @@
 """Declares the server's rules for deltas, and removes the journals of versions whose folders are gone.
 
-Removes the journal of a version whose folder is gone while a newer version's folder exists.
-
 A version that was only unloaded has its folder, and may be loaded again. If a model's folder can not be read, its
 versions are not known. A failed mount can show an empty folder. So a journal is removed only after its version was
 missing at every scan for GONE_S seconds, and nobody wrote to the journal meanwhile.
@@ -43,7 +41,6 @@ class DeltaRules:
     wake: Callable[[], None]
 
     def follow(self, target: Target, overlay: Overlay) -> VersionDeltas:
-        """Returns a VersionDeltas that will read and apply one version's deltas; it has read none yet."""
         return VersionDeltas(
             target,
             overlay,

@@ -67,7 +67,6 @@ class Sequences:
 
     @property
     def last(self) -> int:
-        """The highest of the deltas' sequence numbers in this set; 0 if the set is empty."""
         return self._ends[-1] if self._ends else 0
 
     @property
@@ -464,11 +463,9 @@ class Follower:
         self._is_stopped = False
 
     def wake(self) -> None:
-        """Wakes the thread that applies deltas, so that it looks for new ones now and not at the next scan."""
         self._news.set()
 
     def stop(self) -> None:
-        """Makes the thread that applies deltas end, once it has applied the deltas that it is working on."""
         self._is_stopped = True
         self._news.set()
 

@@ -53,23 +53,19 @@ class AdmissionObserver(Protocol):
     Concurrency: any thread; must not raise.
     """
 
-    def refused(self, model: str, reason: Reason) -> None:
-        """Counts a request that was refused, by its model and the reason."""
-        ...
+    def refused(self, model: str, reason: Reason) -> None: ...
 
-    def waited(self, model: str, seconds: float) -> None:
-        """Counts the time for which a request waited until a thread was free."""
-        ...
+    def waited(self, model: str, seconds: float) -> None: ...
 
 
 class Unobserved:
     """An AdmissionObserver that counts nothing."""
 
     def refused(self, model: str, reason: Reason) -> None:
-        """Ignores a refused request."""
+        pass
 
     def waited(self, model: str, seconds: float) -> None:
-        """Ignores the time for which a request waited until a thread was free."""
+        pass
 
 
 def has_share(mine: int, free: int) -> bool:
@@ -116,17 +112,15 @@ class Admission:
                 self._held[model] = held + size
                 self._bytes += size
                 return
-        self._refuse(model, "bytes", f"{self._bytes} bytes of requests and answers are in flight", self.limits.bytes)
+        self._refuse(model)
 
     def check_bytes(self, model: str, size: int) -> None:
         """Raises Overloaded if reserve_bytes() would refuse these bytes now; reserves nothing."""
         free = self.limits.bytes - self._bytes
         if size > free or not has_share(self._held.get(model, 0), free):
-            text = f"{self._bytes} bytes of requests and answers are in flight"
-            self._refuse(model, "bytes", text, self.limits.bytes)
+            self._refuse(model)
 
     def release(self, model: str, size: int) -> None:
-        """Ends the reservation of bytes that reserve_bytes() made."""
         with self._lock:
             self._held[model] -= size
             self._bytes -= size
@@ -139,9 +133,12 @@ class Admission:
         with self._lock:
             return dict(self._held)
 
-    def _refuse(self, model: str, reason: Reason, what: str, limit: int) -> None:
-        self.observer.refused(model, reason)
-        raise Overloaded(f"The server is overloaded: {what}, its limit is {limit}. Try again later.")
+    def _refuse(self, model: str) -> None:
+        self.observer.refused(model, "bytes")
+        raise Overloaded(
+            f"The server is overloaded: {self._bytes} bytes of requests and answers are in flight, its limit is "
+            f"{self.limits.bytes}. Try again later."
+        )
 
 
 class Reservation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -38,10 +39,6 @@ class FeatureIds(NamedTuple):
     unknown_ids: int = 0
     default_ids: int = 0
 
-    def plus(self, other: FeatureIds) -> FeatureIds:
-        """Returns the sums of these FeatureIds (counts of ids) and of other ones for the same feature."""
-        return FeatureIds(*(a + b for a, b in zip(self, other, strict=True)))
-
 
 # Table -> feature -> counts.
 FeatureCounts = Mapping[str, Mapping[str, FeatureIds]]
@@ -59,7 +56,7 @@ def summed(*counts: FeatureCounts) -> dict[str, dict[str, FeatureIds]]:
         for table, features in source.items():
             of_table = totals.setdefault(table, {})
             for feature, more in features.items():
-                of_table[feature] = of_table.get(feature, FeatureIds()).plus(more)
+                of_table[feature] = FeatureIds(*map(operator.add, of_table.get(feature, FeatureIds()), more))
     return totals
 
 
@@ -105,7 +102,6 @@ class TableTraffic:
 def hot_rows_of(
     sampled: SampledRows, key_of: Callable[[int], str | int | None] = lambda row: None, labels: RowLabels = NO_LABELS
 ) -> tuple[HotRow, ...]:
-    """Returns the hot rows of a sample, each with its key, its label and its estimated share of all lookups."""
     names = labels.of(row for row, _ in sampled.rows)
     return tuple(
         HotRow(row, key_of(row), name, count, round(min(count / sampled.lookups, 1.0), 6))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from service.engine.admission import Admission, NeighborLimits
 from service.engine.counts import TableTraffic
@@ -44,6 +44,7 @@ SetLabel = Callable[[str, str, int | None], None]
 # Type of a function that makes a model serve only the given version; None ends this. ModelLists.pin of
 # process.model_lists implements it.
 Pin = Callable[[str, int | None], None]
+Change = TypeVar("Change")
 
 
 class Comparisons(Protocol):
@@ -52,13 +53,9 @@ class Comparisons(Protocol):
     Concurrency: any thread.
     """
 
-    def of_request(self, model: str, old: int, new: int) -> Mapping[str, Any]:
-        """Compares two versions of a model, as Engine.diff does."""
-        ...
+    def of_request(self, model: str, old: int, new: int) -> Mapping[str, Any]: ...
 
-    def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Returns the cosines between single rows of a table in two versions, as Engine.drift does."""
-        ...
+    def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Array) -> tuple[Array, bool]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,6 @@ class ModelDescription:
     signatures: Mapping[str, SignatureSpec]
 
     def signature(self, name: str = "", fallback: str = "") -> SignatureSpec:
-        """Returns the signature of this name, as servable.find_signature() does."""
         return find_signature(self.signatures, name, fallback)
 
 
@@ -88,7 +84,7 @@ class Engine:
     """The interface of HTTP and gRPC to all models of a registry. Concurrency: any thread.
 
     Args:
-      clock: seconds, monotonic.
+      clock: of all deadlines; seconds, monotonic.
       reload: replaces the list of models; None: the list is fixed.
       set_label: changes a label of a model; None: the list is fixed.
       admission: counts and limits the bytes and rows in flight; None: there is no limit.
@@ -122,19 +118,9 @@ class Engine:
         self._set_label, self._pin = set_label, pin
         self._compare = compare
         self._observer = observer
-        self._clock = clock
-        self._tracing = tracing
+        self.clock = clock
+        self.tracing = tracing
         self._on_damage = on_damage
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        """The clock that all deadlines refer to: seconds, monotonic."""
-        return self._clock
-
-    @property
-    def tracing(self) -> Tracing | None:
-        """The object that makes trace spans of requests; None: requests are not traced."""
-        return self._tracing
 
     def reject(self, error: ServiceError, call: Call, *, model: str = "") -> None:
         """Counts a request that failed before its signature was bound, such as a request that does not parse.
@@ -176,11 +162,7 @@ class Engine:
           ConfigConflict: the version is not AVAILABLE, or the list of models is fixed.
           Other errors as engine.model_set.ModelSet.reload does.
         """
-        if not self._registry.is_configured(model):
-            raise ModelNotFound(f"Servable not found for request: Latest({model})")
-        if self._set_label is None:
-            raise ConfigConflict("The models of this server are fixed.")
-        self._set_label(model, label, version)
+        self._changing(model, self._set_label)(model, label, version)
 
     def pin(self, model: str, version: int | None) -> None:
         """Makes a model serve only one version, such as an older one; None serves the versions of its policy again.
@@ -194,14 +176,16 @@ class Engine:
           ConfigConflict: the model is not pinned, or the list of models is fixed.
           Other errors as engine.model_set.ModelSet.reload does.
         """
+        self._changing(model, self._pin)(model, version)
+
+    def _changing(self, model: str, change: Change | None) -> Change:
         if not self._registry.is_configured(model):
             raise ModelNotFound(f"Servable not found for request: Latest({model})")
-        if self._pin is None:
+        if change is None:
             raise ConfigConflict("The models of this server are fixed.")
-        self._pin(model, version)
+        return change
 
     def is_model(self, name: str) -> bool:
-        """Says whether a model of this name is configured."""
         return self._registry.is_configured(name)
 
     def share_of(self, name: str) -> str:
@@ -209,7 +193,6 @@ class Engine:
         return name if self._registry.is_configured(name) else ""
 
     def models(self) -> list[str]:
-        """Returns the names of all configured models, sorted."""
         return self._registry.models()
 
     def all_statuses(self) -> dict[str, list[VersionStatus]]:
@@ -372,11 +355,7 @@ class Engine:
           ArtifactError, DataLoss: a version's files can not be read.
           Unimplemented: this server can not compare versions.
         """
-        if not self._registry.is_configured(name):
-            raise ModelNotFound(f"Could not find any versions of model {name}")
-        if self._compare is None:
-            raise Unimplemented("This server does not compare versions.")
-        return self._compare.of_request(name, old, new)
+        return self._comparisons_of(name).of_request(name, old, new)
 
     def drift(self, name: str, table_name: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
         """Returns the cosine between each row of a table and the same row in an older version; blocks for seconds.
@@ -392,20 +371,21 @@ class Engine:
 
         Raises: as diff does, TableNotFound, and InvalidRequest if the versions differ in the numbers of a row.
         """
+        return self._comparisons_of(name).rows_of_request(name, table_name, old, new, ids)
+
+    def _comparisons_of(self, name: str) -> Comparisons:
         if not self._registry.is_configured(name):
             raise ModelNotFound(f"Could not find any versions of model {name}")
         if self._compare is None:
             raise Unimplemented("This server does not compare versions.")
-        return self._compare.rows_of_request(name, table_name, old, new, ids)
+        return self._compare
 
     @property
     def is_ready(self) -> bool:
-        """Says whether a load balancer shall send requests to this server; Registry.is_ready has the rules."""
         return self._registry.is_ready
 
     @property
     def is_draining(self) -> bool:
-        """Says whether the server is shutting down."""
         return self._registry.is_draining
 
     @property

@@ -96,26 +96,21 @@ class Folder:
         self.notes: Mapping[int, str] = {}
 
     def find(self) -> Mapping[int, Path]:
-        """Returns version -> its folder below the base path; raises OSError."""
         found = model_config.find_all_folders(Path(self._base_path))
         names = {version: [path.name for path in paths] for version, paths in found.items()}
         self.notes = {version: model_config.same_number(given) for version, given in names.items() if len(given) > 1}
         return {version: paths[-1] for version, paths in found.items()}
 
     def unreadable(self, error: OSError) -> str:
-        """Returns one line that says why the base path can not be read."""
         return model_config.unreadable(self._base_path, error)
 
     def unserved(self, found: Collection[int]) -> str:
-        """Returns one line that says why the mounted folder has no version that the model's policy wants."""
         return model_config.unserved(self._base_path, found)
 
     def arrival(self, version: int, path: Path) -> VersionArrival:
-        """Returns an object that watches a version's folder until the version is completely copied."""
         return completeness.Arrival(path, self._settle_s, self._clock, self._wall_clock)
 
     def is_at_hand(self, version: int) -> bool:
-        """Returns True: a mounted folder has all versions that are found in it."""
         return True
 
     def keep(self, versions: Collection[int]) -> None:
@@ -209,7 +204,6 @@ class Failure:
         return wait_s
 
     def is_due(self, now_s: float) -> bool:
-        """Says whether the version may be loaded again."""
         return self.retry_at_s is not None and now_s >= self.retry_at_s
 
 
@@ -242,7 +236,6 @@ class Attempt(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Says whether the function that runs in the daemon thread has returned or raised an error."""
         return self._is_over.is_set()
 
     def result(self, timeout_s: float) -> T:
@@ -312,7 +305,6 @@ class VersionLoads:
         return any(not attempt.is_over for attempt in tuple(self._late.values()))
 
     def is_hanging(self, version: int) -> bool:
-        """Says whether a load of this version still hangs after it was given up at its timeout."""
         return version in self._late and not self._late[version].is_over
 
     def load(self, version: int, path: Path) -> Opened:
@@ -334,7 +326,6 @@ class VersionLoads:
             ) from None
 
     def _end_late(self, opened: Opened | None) -> None:
-        """Closes the servable of a load that ended after its timeout."""
         if opened is not None:
             opened.servable.close()
         self._on_late()

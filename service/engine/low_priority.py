@@ -14,7 +14,6 @@ _NICENESS_OF_LOADS = 3
 
 
 def low_priority_thread(name: str) -> ThreadPoolExecutor:
-    """Returns an executor of one low-priority thread, which starts with the first task."""
     return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_be_nice)
 
 

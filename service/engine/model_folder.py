@@ -62,7 +62,6 @@ _NO_FOLDER = Scan({}, {}, {})
 
 
 def unanswered(config: ModelConfig | None) -> Scanned:
-    """Returns the result of a scan that was given up because its file system does not answer."""
     if config is None:
         return Scanned(None, _NO_FOLDER)
     return Scanned(config, None, f"cannot read its folder {config.base_path}: {_NO_ANSWER}")
@@ -160,15 +159,12 @@ class ModelFolder:
         return self._within_time(path, arrival.is_complete)
 
     def seen(self, version: int) -> Fingerprint:
-        """Returns the fingerprint of a version's folder at the last call of has_arrived()."""
         return self._arrivals[version].seen
 
     def forget(self, version: int) -> None:
-        """Ends the watch of a version's arrival."""
         self._arrivals.pop(version, None)
 
     def keep(self, versions: Collection[int]) -> None:
-        """Tells the source which versions are loaded or wanted; it may remove its local copies of others."""
         if self._source is not None:
             self._source[1].keep(versions)
 

@@ -86,7 +86,6 @@ class ModelSet:
 
     @property
     def configs(self) -> tuple[ModelConfig, ...]:
-        """The configurations (ModelConfig) of the models that this server serves now."""
         return tuple(self._configs.values())
 
     def check(self, configs: Sequence[ModelConfig]) -> None:
@@ -163,7 +162,6 @@ class ModelSet:
             self._changing.release()
 
     def look_again(self, name: str) -> None:
-        """Scans a model's folder now, and not at the next interval."""
         self._poller.wake(name)
 
     def folders(self, name: str) -> Mapping[int, Path]:

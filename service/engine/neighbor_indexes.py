@@ -178,7 +178,6 @@ class NeighborIndexes:
             kept[name] = self._thread.submit(self._built, name, id(servable.files), table.info.vocabulary_size)
 
     def all(self) -> Mapping[IndexName, RowIndex]:
-        """Returns all nearest-row indexes whose build is complete, by name."""
         with self._lock:
             futures = [item for kept in list(self._kept.values()) for item in kept.items()]
         done = {name: future.result() for name, future in futures if future.done() and not future.cancelled()}
@@ -244,7 +243,6 @@ class _Leased:
         self._is_closed = is_closed
 
     def go_on(self) -> None:
-        """Raises VersionNotFound if the server ends."""
         if self._is_closed():
             raise VersionNotFound("The server ends.")
 
@@ -258,11 +256,9 @@ class _Leased:
             yield servable.tables[self._name.table]
 
     def read(self, ids: Array) -> Array:
-        """Returns rows of the table."""
         with self.held() as table:
             return table.rows(ids)
 
     def search(self, wanted: RowSearch) -> Nearest:
-        """Compares rows of the table."""
         with self.held() as table:
             return table.nearest(wanted)

@@ -27,7 +27,6 @@ class Named:
 
     @property
     def size(self) -> int:
-        """Number of the rows that a search request names, by id or by key."""
         return sum(0 if one is None else int(one.shape[0]) for one in (self.ids, self.keys))
 
     @property

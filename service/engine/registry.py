@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from service.engine.servable import Holder, Lease, LoadedServable, Servable
+from service.engine.servable import Holder, LoadedServable, Servable
 from service.errors import LabelNotFound, ModelNotFound, NotReady, ServiceError, VersionNotFound, did_you_mean
 from service.types import ModelRef, State, VersionStatus
 
@@ -69,6 +69,9 @@ class ModelState:
             return f"version {self.early.servable.version} is LOADING, and only its lookups are answered"
         return f"version {newest.version} is {newest.state.name}" + (f": {newest.message}" if newest.message else "")
 
+
+# The state of a model that the registry does not have.
+_UNKNOWN = ModelState(is_configured=False)
 
 _LEGAL: Mapping[State, frozenset[State]] = {
     State.UNKNOWN: frozenset({State.START}),
@@ -134,8 +137,8 @@ class Registry:
         # Why this server shall get no requests whatever its models can answer; "": nothing is wrong.
         self.fault = ""
 
-    def lease(self, ref: ModelRef, *, may_load: bool = False) -> Lease:
-        """Returns a lease on the servable that a model reference names.
+    def lease(self, ref: ModelRef, *, may_load: bool = False) -> Holder:
+        """Returns a lease on the servable that a model reference names: `with registry.lease(ref) as servable`.
 
         Args:
           may_load: a version that still loads, whose lookups are shown, is enough if no version is AVAILABLE.
@@ -147,18 +150,18 @@ class Registry:
         while True:
             holder = self._find(ref, may_load)
             if holder.acquire():
-                return Lease(holder)
+                return holder
 
     def _find(self, ref: ModelRef, may_load: bool) -> Holder:
-        model = self._snapshot.get(ref.name)
+        model = self._model(ref.name)
         if ref.label is not None:
             # The label is checked before the model: TensorFlow Serving reports an unknown label even if the model is
             # unknown.
-            version = model.labels.get(ref.label) if model else None
+            version = model.labels.get(ref.label)
             if version is None:
                 raise LabelNotFound(f"Unrecognized servable version label: {ref.label}{_near_labels(model, ref.label)}")
             ref = ModelRef(ref.name, version)
-        if model is None or not model.is_configured:
+        if not model.is_configured:
             raise ModelNotFound(f"Servable not found for request: {_describe(ref)}")
         early = model.early
         if may_load and early is not None and ref.version in (None, early.servable.version):
@@ -172,6 +175,9 @@ class Registry:
             return holder
         raise NotReady(f'Model "{ref.name}" is not ready: {self.problem(ref.name)}')
 
+    def _model(self, name: str) -> ModelState:
+        return self._snapshot.get(name, _UNKNOWN)
+
     def models(self) -> list[str]:
         """Returns the names of all models that requests can reach, sorted."""
         return sorted(name for name, model in self._snapshot.items() if model.is_configured)
@@ -181,9 +187,7 @@ class Registry:
         return [name for name, model in self._snapshot.items() if model.is_in_use]
 
     def is_configured(self, name: str) -> bool:
-        """Says whether a model of this name is configured, so that requests can reach it."""
-        model = self._snapshot.get(name)
-        return model is not None and model.is_configured
+        return self._model(name).is_configured
 
     def loaded(self) -> list[LoadedServable]:
         """Returns the AVAILABLE servables, sorted by model and version, with the number of requests that use each."""
@@ -194,7 +198,6 @@ class Registry:
         ]
 
     def holders(self) -> list[Holder]:
-        """Returns the servables' holders (they count leases) of all AVAILABLE versions of all models."""
         return [holder for model in self._snapshot.values() for holder in model.available.values()]
 
     def replace(self, holder: Holder, servable: Servable) -> Holder | None:
@@ -204,16 +207,10 @@ class Registry:
           The new holder; None where the version is being unloaded, or has another holder already.
         """
         with self._write:
-            name, version = servable.name, servable.version
-            model = self._snapshot.get(name)
-            if model is None or model.available.get(version) is not holder:
+            if self._model(servable.name).available.get(servable.version) is not holder:
                 return None
             new = Holder(servable, holder)
-            # The dict is rebuilt so that the new holder has the old holder's position: the order of entries is the
-            # order of versions.
-            available = {v: new if v == version else h for v, h in model.available.items()}
-            self._snapshot = {**self._snapshot, name: replace(model, available=available)}
-            self._tell_routes(name)
+            self._swap(new)
         # The old holder is retired only after the new one is published: a request that can not lease the old one looks
         # again, and must find the new one.
         holder.retire()
@@ -221,13 +218,12 @@ class Registry:
 
     def labels(self, name: str) -> Mapping[str, int]:
         """Returns a model's labels, label -> version; empty if there is no such model."""
-        model = self._snapshot.get(name)
-        return model.labels if model else {}
+        return self._model(name).labels
 
     def is_available(self, name: str, version: int | None = None) -> bool:
         """Says whether a version of a model (None: any version) is AVAILABLE, even before requests can reach it."""
-        model = self._snapshot.get(name)
-        return model is not None and (bool(model.available) if version is None else version in model.available)
+        available = self._model(name).available
+        return bool(available) if version is None else version in available
 
     def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
         """Returns the statuses of a model's versions, newest first.
@@ -249,8 +245,7 @@ class Registry:
 
     def all_statuses(self, name: str) -> list[VersionStatus]:
         """Returns the statuses of a model's versions, newest first; an empty list if the model has none."""
-        model = self._snapshot.get(name)
-        return [model.statuses[v] for v in sorted(model.statuses, reverse=True)] if model else []
+        return [status for _, status in sorted(self._model(name).statuses.items(), reverse=True)]
 
     def problem(self, name: str) -> str:
         """Returns one line that says why a model has no version that can answer; "" if it has one."""
@@ -259,8 +254,7 @@ class Registry:
 
     def noted_problem(self, name: str) -> str:
         """Returns why a model's folder has no version to load; "" if it has one, or was not read yet."""
-        model = self._snapshot.get(name)
-        return model.problem if model else ""
+        return self._model(name).problem
 
     @property
     def is_ready(self) -> bool:
@@ -282,7 +276,6 @@ class Registry:
 
     @property
     def is_draining(self) -> bool:
-        """Says whether the server is shutting down."""
         return self._is_draining
 
     def drain(self) -> None:
@@ -349,9 +342,7 @@ class Registry:
                 self._snapshot = {**self._snapshot, name: replace(model, notes=dict(notes))}
 
     def notes(self, name: str) -> Mapping[int, str]:
-        """Returns version -> one line on its folder, as note_versions() stored it."""
-        model = self._snapshot.get(name)
-        return model.notes if model else {}
+        return self._model(name).notes
 
     def announce(self, name: str, version: int) -> None:
         """Sets the state START of a found version that waits for its load, unless it is in START already."""
@@ -360,11 +351,9 @@ class Registry:
             self._move(name, VersionStatus(version, State.START))
 
     def withdraw(self, name: str, version: int) -> None:
-        """Sets the state END of a version that was announced and will not be loaded."""
         self._move(name, VersionStatus(version, State.END))
 
     def start(self, name: str, version: int) -> None:
-        """Sets the state LOADING of a version whose load begins."""
         self.announce(name, version)
         self._move(name, VersionStatus(version, State.LOADING))
 
@@ -377,9 +366,9 @@ class Registry:
         """
         name, version = servable.name, servable.version
         with self._write:
-            model = self._snapshot.get(name)
-            status = model.statuses.get(version) if model else None
-            if model is None or status is None or status.state is not State.LOADING:
+            model = self._model(name)
+            status = model.statuses.get(version)
+            if status is None or status.state is not State.LOADING:
                 return False
             if model.available or version in model.spoilt:
                 return False
@@ -388,9 +377,7 @@ class Registry:
         return True
 
     def shows_lookups(self, name: str) -> bool:
-        """Says whether a version that is still LOADING answers the model's lookups."""
-        model = self._snapshot.get(name)
-        return model is not None and model.early is not None
+        return self._model(name).early is not None
 
     def publish(self, servable: Servable) -> None:
         """Lets requests reach a loaded servable, and then reports its version as AVAILABLE."""
@@ -418,14 +405,11 @@ class Registry:
             spoilt = model.spoilt | {version}
             self._snapshot = {**self._snapshot, name: replace(model, early=None, spoilt=spoilt)}
             self._tell_routes(name)
-        early.retire()
-        while early.num_leases:
-            time.sleep(poll_s)
+        _drain(early, poll_s)
 
     def damages(self, name: str) -> dict[int, str]:
         """Checks the files of a model's AVAILABLE versions; returns version -> damage for damaged versions."""
-        model = self._snapshot.get(name)
-        found = {v: holder.servable.files.look() for v, holder in model.available.items()} if model else {}
+        found = {v: holder.servable.files.look() for v, holder in self._model(name).available.items()}
         return {version: why for version, why in found.items() if why}
 
     def unload(self, name: str, version: int, *, because: ServiceError | None = None, poll_s: float = 0.005) -> None:
@@ -437,10 +421,8 @@ class Registry:
         holder = self._move(name, VersionStatus(version, State.UNLOADING))
         assert holder is not None  # each AVAILABLE version has a holder, which counts its leases
         self._close(holder, poll_s)
-        status = VersionStatus(version, State.END)
-        if because is not None:
-            status = VersionStatus(version, State.END, because.code, because.message)
-        self._move(name, status)
+        error = () if because is None else (because.code, because.message)
+        self._move(name, VersionStatus(version, State.END, *error))
 
     def exchange(self, servable: Servable, *, poll_s: float = 0.005) -> None:
         """Publishes a servable in place of the AVAILABLE one of the same version, which it then closes.
@@ -449,26 +431,28 @@ class Registry:
         stays AVAILABLE.
         """
         with self._write:
-            model = self._snapshot[servable.name]
-            old = model.available[servable.version]
-            # The order of the entries is the order of the versions.
-            new = {v: Holder(servable) if v == servable.version else h for v, h in model.available.items()}
-            self._snapshot = {**self._snapshot, servable.name: replace(model, available=new)}
-            self._tell_routes(servable.name)
+            old = self._snapshot[servable.name].available[servable.version]
+            self._swap(Holder(servable))
         self._close(old, poll_s)
 
     def _close(self, holder: Holder, poll_s: float) -> None:
-        holder.retire()
-        while holder.num_leases:
-            time.sleep(poll_s)
+        _drain(holder, poll_s)
         holder.servable.close()
+
+    def _swap(self, new: Holder) -> None:
+        name, version = new.servable.name, new.servable.version
+        model = self._snapshot[name]
+        # The order of the entries is the order of the versions.
+        available = {v: new if v == version else h for v, h in model.available.items()}
+        self._snapshot = {**self._snapshot, name: replace(model, available=available)}
+        self._tell_routes(name)
 
     def forget(self, name: str, version: int) -> None:
         """Removes the status of a version in state END, so that the model's statuses do not grow for ever."""
         with self._write:
-            model = self._snapshot.get(name)
-            status = model.statuses.get(version) if model else None
-            if model is None or status is None or status.state is not State.END:
+            model = self._model(name)
+            status = model.statuses.get(version)
+            if status is None or status.state is not State.END:
                 return
             statuses = {v: s for v, s in model.statuses.items() if v != version}
             spoilt = model.spoilt - {version}
@@ -520,14 +504,19 @@ class Registry:
         return taken_out
 
 
+def _drain(holder: Holder, poll_s: float) -> None:
+    holder.retire()
+    while holder.num_leases:
+        time.sleep(poll_s)
+
+
 def _served(model: ModelState) -> str:
-    """Returns the end of an error's text that names the versions which requests reach."""
     return f"; versions served: {_listed(model.available)}" if model.available else ""
 
 
-def _near_labels(model: ModelState | None, label: str) -> str:
+def _near_labels(model: ModelState, label: str) -> str:
     """Returns the end of an error's text that names the labels of a model, or the one that was meant."""
-    if model is None or not model.is_configured:
+    if not model.is_configured:
         return ""
     if not model.labels:
         return f"; no version has a label{_served(model)}"

@@ -108,7 +108,6 @@ class ModelWatcher:
 
     @property
     def has_hanging_load(self) -> bool:
-        """Whether a load of one of the model's versions still hangs after it was given up at its timeout."""
         return self._loads.has_hanging
 
     def scan(self) -> Scanned:
@@ -116,7 +115,6 @@ class ModelWatcher:
         return self._folder.scan(self._config, tuple(self._loaded), self._registry.damages(self.name))
 
     def unanswered(self) -> Scanned:
-        """Returns the result of a scan that was given up, without reading anything."""
         return unanswered(self._config)
 
     def is_quiet(self, scanned: Scanned) -> bool:

@@ -27,7 +27,6 @@ traceparent: ContextVar[bytes] = ContextVar("traceparent", default=b"")
 
 
 def enter(own_id: bytes, parent: bytes = b"") -> None:
-    """Sets the context variables of a request: its id, and its traceparent."""
     request_id.set(own_id)
     traceparent.set(parent)
 
@@ -95,9 +94,7 @@ class Finished:
 class Observer(Protocol):
     """The observer that counts finished requests. Concurrency: any thread; must not raise."""
 
-    def finished(self, request: Finished) -> None:
-        """Counts a request that has ended, with an answer or with an error."""
-        ...
+    def finished(self, request: Finished) -> None: ...
 
 
 class Tracing(Protocol):
@@ -142,6 +139,4 @@ class Recorder(Protocol):
         """
         ...
 
-    def note_dropped(self, count: int) -> None:
-        """Counts requests that the native core chose for the request log and dropped."""
-        ...
+    def note_dropped(self, count: int) -> None: ...

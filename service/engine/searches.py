@@ -123,7 +123,6 @@ class Workers:
         raise Overloaded(f"The server is overloaded: {num_waiting} requests wait for a thread. Try again later.")
 
     def forget(self, job: Job) -> None:
-        """Removes a cancelled job from the thread pool's queue."""
         with self._lock:
             jobs = self._waiting.get(job.model)
             if jobs is not None and job in jobs:
@@ -142,16 +141,10 @@ class Workers:
             job.cancel()
 
     def join(self) -> None:
-        """Waits until all threads of this closed thread pool have ended."""
         with self._lock:
             started = list(self._started)
         for thread in started:
             thread.join()
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of jobs in the thread pool's queue that no thread has begun."""
-        return self._num_waiting
 
     def _reason_to_refuse(self, job: Job) -> Reason | None:
         if self._num_waiting + len(self._started) - self._num_idle < self._num_threads:
@@ -488,7 +481,6 @@ class Searches:
         return found
 
     def forget(self, model: str) -> None:
-        """Drops the number of rows that searches in a removed model have compared."""
         for key in [key for key in self._scanned.copy() if key[1] == model]:
             self._scanned.pop(key, None)
 

@@ -1,4 +1,4 @@
-"""Declares a servable (loaded model version), and the lease that keeps it loaded while a request uses it."""
+"""Declares a servable (loaded model version), and the leases that keep it loaded while requests use it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ class NoFiles:
     is_verification_due: bool = False
 
     def look(self) -> str:
-        """Returns "" (no damage), because the servable has no files."""
         return ""
 
     def close(self) -> None:
@@ -149,7 +148,6 @@ class Servable:
     notice: str = ""
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
-        """Returns the signature that a request names, as find_signature() does; raises SignatureNotFound."""
         return find_signature(self.signatures, name, fallback)
 
     @property
@@ -160,7 +158,6 @@ class Servable:
         return {name: reason for name, reason in self.not_run.items() if name in self.backends}
 
     def all_table_counts(self) -> dict[str, TableCounts]:
-        """Returns table -> counts of reads from it so far."""
         return {} if self.native is None else dict(self.native.table_counts())
 
     def traffic(self, table: str, most: int, *, has_keys: bool = True) -> TableTraffic | None:
@@ -190,7 +187,6 @@ class Servable:
         )
 
     def labels_of(self, table: str) -> RowLabels:
-        """Returns what people call the rows of a table."""
         return self.labels.get(table, NO_LABELS)
 
     def key_of(self, table: str, row: int) -> str | int | None:
@@ -200,7 +196,6 @@ class Servable:
         return key.decode(errors="backslashreplace") if isinstance(key, bytes) else key
 
     def data_loss(self) -> DataLoss:
-        """Returns the error for a request whose answer was read from damaged table files."""
         return DataLoss(f'The files of version {self.version} of model "{self.name}" were damaged while it was served.')
 
     def close(self) -> None:
@@ -264,8 +259,19 @@ class Holder:
         self._leases: deque[None] = deque()
         self._is_retired = False
 
+    def __enter__(self) -> Servable:
+        return self.servable
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leases.pop()
+
     def acquire(self) -> bool:
-        """Adds a lease; returns False if the holder is retired: the caller must then look up the new holder."""
+        """Adds a lease, which the end of a `with` block of the holder ends.
+
+        Returns False if the holder is retired: the caller must then look up the new holder.
+        """
         # acquire() adds the lease and then reads _is_retired, while is_free reads both in the opposite order: so either
         # acquire() sees that the holder is retired, or is_free sees the lease.
         self._leases.append(None)
@@ -274,12 +280,7 @@ class Holder:
             return False
         return True
 
-    def release(self) -> None:
-        """Ends one of the leases that keep this holder's servable loaded."""
-        self._leases.pop()
-
     def retire(self) -> None:
-        """Retires the holder of a servable: it refuses new leases from now on."""
         self._is_retired = True
 
     @property
@@ -305,7 +306,6 @@ class Holder:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests that use the published servable now."""
         # The native core's route to the servable counts as one lease, but is no request, so one lease is subtracted.
         routed = min(self._native_holders(), 1)
         return self.num_leases - routed
@@ -319,20 +319,3 @@ class LoadedServable(NamedTuple):
 
     servable: Servable
     num_leases: int
-
-
-class Lease:
-    """A lease that keeps a servable loaded for one request: `with registry.lease(ref) as servable`."""
-
-    __slots__ = ("_holder",)
-
-    def __init__(self, holder: Holder) -> None:
-        self._holder = holder
-
-    def __enter__(self) -> Servable:
-        return self._holder.servable
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._holder.release()

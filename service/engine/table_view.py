@@ -301,5 +301,4 @@ class KeptMaps(Generic[T]):
             raise
 
     def close(self) -> None:
-        """Ends the thread that computes maps of tables, after the map that it is computing."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -107,11 +107,6 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
     return bool((is_nan | (np.abs(found - wanted) <= most[:, None])).all())
 
 
-def random_request(spec: SignatureSpec, rows: int, random: np.random.Generator) -> dict[str, Array]:
-    """Returns a request with random inputs; ids have rows in their table if the signature names the table."""
-    return {name: np.array(array) for name, array in spec.defaults.items()} | _filled(spec, {}, rows, random)
-
-
 def _ids(feature: LookupFeature, size: int, constants: Constants, random: np.random.Generator) -> Array:
     near = {n + d for n in (*constants.integers, 0, size, feature.default_row) for d in (-1, 0, 1)}
     telling = np.array(sorted(n for n in near if abs(n) < 2**31), np.int64)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from service.artifact.bundle import read_string
 from service.artifact.protos import message_class
-from service.artifact.signature_def import read_meta_graph
+from service.artifact.signature_def import asset_files, read_meta_graph, tensor_names
 from service.artifact.tpu_lowering import TPU_TAG, lower
 from service.errors import ArtifactError
 from service.graph.flat_graph import FlatGraph, add_strings, canonical, constant_of, flatten, node_of
@@ -102,21 +102,6 @@ def needed_variables(meta_graph: Any, roots: Iterable[str]) -> tuple[dict[str, S
     read = {node_of(given) for node in nodes for given in node.input}
     needed = sorted(read & saved.keys())
     return None if len(needed) == len(saved) else (saved, needed)
-
-
-def signature_tensors(meta_graph: Any) -> list[str]:
-    found, todo = [], [info for one in meta_graph.signature_def.values() for info in one.outputs.values()]
-    while todo:
-        info = todo.pop()
-        kind = info.WhichOneof("encoding")
-        if kind == "name":
-            found.append(str(info.name))
-        elif kind == "coo_sparse":
-            sparse = info.coo_sparse
-            found += [sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name]
-        elif kind == "composite_tensor":
-            todo += info.composite_tensor.components
-    return found
 
 
 def _saved(flat: FlatGraph, assign: Any) -> Saved | None:
@@ -230,7 +215,8 @@ def prepared(artifact: Path, tags: frozenset[str]) -> tuple[Any, list[Step]]:
         lower(meta_graph)
     repair_handles(meta_graph, artifact)
     init = init_op(meta_graph)
-    needed = needed_variables(meta_graph, [*signature_tensors(meta_graph), *([init] if init else [])])
+    outputs = [info for one in meta_graph.signature_def.values() for info in one.outputs.values()]
+    needed = needed_variables(meta_graph, [*tensor_names(outputs), *([init] if init else [])])
     if needed is None:
         steps = restore_steps(meta_graph, artifact)
     else:
@@ -248,7 +234,6 @@ def restore_steps(meta_graph: Any, artifact: Path) -> list[Step]:
 
 
 def checkpoint_prefix(artifact: Path) -> str:
-    """Returns the path of a SavedModel's checkpoint without ".index"."""
     return str(artifact / "variables" / "variables")
 
 
@@ -265,8 +250,5 @@ def init_op(meta_graph: Any) -> str:
 
 def asset_paths(meta_graph: Any, artifact: Path) -> dict[str, bytes]:
     """Returns, for each tensor to which the init node is fed an asset, the path of the asset's file."""
-    assets = list(meta_graph.asset_file_def)
-    if not assets and "saved_model_assets" in meta_graph.collection_def:
-        packed = meta_graph.collection_def["saved_model_assets"].any_list.value
-        assets = [message_class("tensorflow.AssetFileDef").FromString(each.value) for each in packed]
-    return {asset.tensor_info.name: str(artifact / "assets" / asset.filename).encode() for asset in assets}
+    folder = artifact / "assets"
+    return {asset.tensor_info.name: str(folder / asset.filename).encode() for asset in asset_files(meta_graph)}

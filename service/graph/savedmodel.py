@@ -61,10 +61,7 @@ def open_savedmodel(
 
 
 def _text(error: GraphError) -> str:
-    return _first_line(error.message) or f"error {error.code} without a text"
-
-
-def _first_line(text: str) -> str:
     # The other lines of a TensorFlow error are left out: they list graph nodes and Python frames of the exporter.
     # Before the message stand the functions that the node lies in, one after the other.
-    return _NODE_MARKS.sub("", text.strip().removeprefix("Graph execution error:").strip().partition("\n")[0]).strip()
+    line = error.message.strip().removeprefix("Graph execution error:").strip().partition("\n")[0]
+    return _NODE_MARKS.sub("", line).strip() or f"error {error.code} without a text"

@@ -1,11 +1,7 @@
 """Keeps files for the next start of the server: the hot rows of versions, and indexes of nearest rows.
 
-Keeps the hot rows of each version in a file, and reads the rows of an earlier file into memory at a load.
-
 A file `<folder>/<model>/<version>.jsonl` has one JSON object in a line: {"table", "id", "key", "lookups"}, table by
 table, the hottest row first. A model's name is percent-encoded. Other programs may read the files to fill their caches.
-
-Keeps the nearest-row indexes of tables in files, so that a server that starts again need not build them.
 
 A file `<folder>/<model>/<version>-<metric>-<hash>.rows` has the index of one table. The hash is computed from the
 version's manifest, which has the checksums of its tables, and from the table's name. A model's name is percent-encoded.

@@ -34,7 +34,7 @@ from service.loading.table_pages import PagedTables, TablePages, TableVerificati
 from service.loading.warmup import replay_requests, warm_up
 from service.observe.metrics import Metrics
 from service.tables.backend import OpenedLookups, open_lookups
-from service.tables.guarded_files import Stored, nothing_before
+from service.tables.guarded_files import Stored
 from service.tables.remote_table import RemoteTable
 from service.tables.residency import Residency
 from service.tables.table import MappedTable
@@ -178,15 +178,6 @@ HotRows = Callable[[str, int], Mapping[str, Array]]
 FillCaches = Callable[[Servable, Path], None]
 
 
-def no_hot_rows(model: str, version: int) -> Mapping[str, Array]:
-    """Returns an empty dict: the hot rows of a server that keeps no files of hot rows."""
-    return {}
-
-
-def fill_nothing(servable: Servable, path: Path) -> None:
-    """Does nothing, in place of filling the cache of remote tables' rows, on a server without such tables."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServableLoader:
     """The loader, which turns a version folder into a servable. Concurrency: any thread.
@@ -228,8 +219,8 @@ class ServableLoader:
     deltas: DeltaRules | None = None
     show_lookups: Callable[[Servable], None] | None = None
     open_remote: OpenRemote | None = None
-    hot_rows: HotRows = no_hot_rows
-    fill_caches: FillCaches = fill_nothing
+    hot_rows: HotRows = lambda model, version: {}
+    fill_caches: FillCaches = lambda servable, path: None
     refuses_ops: Callable[[str], bool] = lambda model: False
     is_strict: bool = False
 
@@ -337,8 +328,8 @@ class ServableLoader:
         if self.verification is not None:
             # Tables are verified before residency.apply(), so that verification can drop each page that it has read:
             # after apply(), the pages would stay in memory.
-            behind = are_made.wait if are_made is not None else nothing_before
-            self.verification.check(name, lookups.files, _stored(path, manifest, remote), behind)
+            stored = _stored(path, manifest, remote)
+            self.verification.check(name, lookups.files, stored, None if are_made is None else are_made.wait)
         residency.apply(path, lookups.tables, self.hot_rows(name, version))
         servable = Servable(
             name,
@@ -444,8 +435,8 @@ def create_load_rules(
     show_lookups: Callable[[Servable], None] | None = None,
     open_store: OpenStore | None = None,
     open_remote: OpenRemote | None = None,
-    hot_rows: HotRows = no_hot_rows,
-    fill_caches: FillCaches = fill_nothing,
+    hot_rows: HotRows = lambda model, version: {},
+    fill_caches: FillCaches = lambda servable, path: None,
     paged_tables: PagedTables | None = None,
     origin_of: Callable[[str], Origin] = lambda model: "operator",
     on_list: Callable[[Sequence[ModelConfig]], None] = lambda configs: None,
@@ -453,12 +444,8 @@ def create_load_rules(
     """Returns the LoadRules of the settings, by which a ModelSet loads versions.
 
     Args:
-      batching: batches graph runs. pages: makes tables' pages huge. verification: compares tables with their checksums.
-      wake_follower: called when this server changed rows.
-      compile_native: compiles versions for the native core.
-      show_lookups, open_remote, hot_rows, fill_caches, paged_tables: as in ServableLoader.
-      origin_of: returns who chose a model's base path.
-      open_store, on_list: as in LoadRules.
+      wake_follower: called when this server changed rows. origin_of: returns who chose a model's base path. The others
+        are fields of ServableLoader and LoadRules.
     """
     threads, inter_op_threads = settings.parallelism
     pruning = journal_pruning(settings)

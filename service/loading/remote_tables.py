@@ -19,7 +19,7 @@ from service.engine.model_config import ModelConfig
 from service.engine.servable import Servable
 from service.errors import ArtifactError, TableUnreachable, did_you_mean
 from service.remote.address import StoreAddress, remote_tables
-from service.remote.core_clusters import CoreClusters, RemoteState, Subject
+from service.remote.core_clusters import Clusters, RemoteState, Subject
 from service.remote.layout import TableLayout
 from service.tables.remote_table import RemoteTable
 from service.tables.residency import hottest_rows
@@ -48,7 +48,6 @@ class RemoteNames:
         self._tables: dict[str, frozenset[str]] = {}
 
     def configure(self, configs: Sequence[ModelConfig]) -> None:
-        """Stores the addresses of remote tables in the list of models; the parser of the list has checked them."""
         listed = {config.name: remote_tables(";".join(config.remote_tables)) for config in configs}
         with self._changing:
             self._listed = listed
@@ -122,7 +121,7 @@ class RemoteScrubbing:
       on_change: called when a table can answer no more, or can answer again.
     """
 
-    def __init__(self, is_loaded: Callable[[Subject], bool], core: CoreClusters, on_change: Callable[[], None]) -> None:
+    def __init__(self, is_loaded: Callable[[Subject], bool], core: Clusters, on_change: Callable[[], None]) -> None:
         self._is_loaded = is_loaded
         self._core = core
         self._on_change = on_change
@@ -192,7 +191,6 @@ class RemoteScrubbing:
         ]
 
     def counts(self) -> Mapping[Subject, tuple[int, Mapping[str, int]]]:
-        """Returns for each table the number of compared blocks, and of faulty blocks by fault."""
         return {subject: (scrub.num_checked, scrub.counts) for subject, (_, scrub) in list(self._scrubs.items())}
 
 
@@ -224,7 +222,7 @@ class RemoteTables:
         self,
         addresses: Mapping[str, StoreAddress],
         on_change: Callable[[], None],
-        core: CoreClusters,
+        core: Clusters,
     ) -> None:
         self._core = core
         self._names = RemoteNames(addresses)
@@ -250,7 +248,6 @@ class RemoteTables:
         self._replicas: dict[StoreAddress, Replicas] = {}
 
     def configure(self, configs: Sequence[ModelConfig]) -> None:
-        """Stores the list of models; versions that are loaded later use its addresses of remote tables."""
         self._names.configure(configs)
 
     def open(self, model: str, version: int, artifact: Path, manifest: Manifest | None) -> dict[str, RemoteTable]:
@@ -324,8 +321,7 @@ class RemoteTables:
             self._changes.add(changes)
         scrub = Scrub(layout, primaries, BlockFile(layout, artifact, entry))
         self._scrubbing.add(subject, address, scrub)
-        extra = {"model": model, "version": version, "table": name, "cluster": str(address)}
-        logger.info("table is remote", extra=extra)
+        logger.info("table is remote", extra=_named(subject, address))
         return table
 
     def _topology(self, address: StoreAddress) -> Topology:
@@ -503,7 +499,7 @@ class RemoteFilling:
     hot_rows: returns table -> its hot rows, [n] int64, the hottest first, of a model and version.
     """
 
-    cache: CoreClusters
+    cache: Clusters
     seconds: float
     hot_rows: Callable[[str, int], Mapping[str, Array]]
 

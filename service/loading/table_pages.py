@@ -11,7 +11,6 @@ Source: proc_meminfo(5); Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/m
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from typing import Literal
 from service.configuration.settings import Settings
 from service.errors import DataLoss
 from service.tables.backend import Paging
-from service.tables.guarded_files import GuardedFiles, Stored, Verifier, nothing_before
+from service.tables.guarded_files import GuardedFiles, OneByOne, Stored, Verifier
 from service.tables.huge_pages import HugePages
 from service.tables.table import MappedTable
 
@@ -99,7 +98,7 @@ def _lines(file: Path) -> list[str]:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TablePages:
     """The maker of huge pages for the tables of each version that is loaded. Concurrency: any thread.
 
@@ -108,8 +107,7 @@ class TablePages:
 
     huge_pages: HugePages
     is_before: bool
-    _waiting: queue.SimpleQueue[Callable[[], None]] = field(default_factory=queue.SimpleQueue)
-    _thread: threading.Thread | None = None
+    _later: OneByOne = field(default_factory=lambda: OneByOne("huge-pages", "pages could not be made huge"))
 
     def make(self, files: GuardedFiles) -> threading.Event:
         """Makes the pages of a version's files huge, at once or in a thread that serves one version after the other.
@@ -128,30 +126,14 @@ class TablePages:
         if self.is_before:
             run()
         else:
-            self._waiting.put(run)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="huge-pages", daemon=True)
-                self._thread.start()
+            self._later.add(run)
         return done
 
     def stop(self) -> None:
-        """Makes the work on huge pages end for all versions, so that it does not delay a shutdown."""
         self.huge_pages.stop()
-
-    def _run(self) -> None:
-        while True:
-            task = self._waiting.get()
-            try:
-                task()
-            except Exception:
-                logger.exception("pages could not be made huge")
-            # The reference to the finished task is dropped: it would keep its version's files mapped while this thread
-            # waits for the next task.
-            del task
 
 
 def table_pages(settings: Settings) -> TablePages | None:
-    """Returns the maker of huge pages for the settings; None if the settings leave pages as they are."""
     rule = settings.table_pages
     if rule not in ("auto", "huge"):
         return None
@@ -240,7 +222,7 @@ class TableVerification:
         model: str,
         files: GuardedFiles,
         stored: Sequence[Stored],
-        behind: Callable[[], object] = nothing_before,
+        behind: Callable[[], object] | None = None,
     ) -> None:
         """Verifies a version's tables now or in a thread; raises DataLoss if a checksum differs, NotReady if stopped.
 
@@ -257,14 +239,12 @@ class TableVerification:
             self.verifier.verify_later(files, stored, lambda: self.on_damage(model), behind)
 
     def stop(self) -> None:
-        """Ends running and waiting verifications of table checksums, so that they do not delay a shutdown."""
         self.verifier.stop()
 
 
 def table_verification(
     settings: Settings, is_served: Callable[[str], bool], on_damage: Callable[[str], None]
 ) -> TableVerification | None:
-    """Returns the object that compares tables with their checksums; None if the settings turn this off."""
     rule = settings.verify_tables
     verifier = Verifier(settings.verify_tables_mib_per_s * 2**20)
     return None if rule == "off" else TableVerification(rule, verifier, is_served, on_damage)

@@ -3,8 +3,6 @@
 TensorFlow optimises a graph in its first run, which took 0.3 to 0.6 s for a small ranking model; no request should wait
 for that.
 
-Replays the warm-up requests in a version's folder before the version is AVAILABLE.
-
 Source: tensorflow_serving/servables/tensorflow/saved_model_warmup.cc, saved_model_warmup_util.cc (9d981c5).
 """
 

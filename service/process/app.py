@@ -16,7 +16,6 @@ from service.access.access import create_access
 from service.access.tls import Wires
 from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import installed_version
-from service.core.clusters import Clusters
 from service.core.native_servable import RoutePublisher, compile_native
 from service.core.statistics import Batcher, Pages, create_batcher
 from service.deltas.version_deltas import Follower
@@ -52,6 +51,7 @@ from service.process.http_parts import HttpParts, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.process.resources import UnjoinedThreads, handle_signals, in_own_thread, write_last
 from service.remote.address import remote_tables
+from service.remote.core_clusters import Clusters
 from service.types import State, VersionStatus
 
 if TYPE_CHECKING:

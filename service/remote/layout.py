@@ -58,7 +58,6 @@ def slot_of(key: str) -> int:
 
 
 def fingerprint_text(fingerprint: bytes) -> str:
-    """Returns a version's fingerprint in the short form that is part of the names of keys in Valkey."""
     return fingerprint.hex()[:_FINGERPRINT_DIGITS]
 
 

@@ -44,7 +44,7 @@ class Scrub:
         self._primaries = primaries
         self._file = file
         self._next = random.randrange(layout.num_blocks) if start is None else start
-        self._num_checked = 0
+        self.num_checked = 0
         # Block -> its fault.
         self._faulty: dict[int, str] = {}
         # For each of the last steps: reads of lookups, failed reads, compared blocks, and lost ones among these.
@@ -72,7 +72,7 @@ class Scrub:
             return
         self._unreadable = ""
         self._next = (self._next + len(fresh)) % num_blocks
-        self._num_checked += len(fresh)
+        self.num_checked += len(fresh)
         for block, fault in found.items():
             # A faulty block is put behind the others, so that all of them are read again in turn.
             self._faulty.pop(block, None)
@@ -109,10 +109,6 @@ class Scrub:
         return dict(Counter(list(self._faulty.values())))
 
     @property
-    def num_checked(self) -> int:
-        return self._num_checked
-
-    @property
     def problem(self) -> str:
         """One line on faulty blocks, and what to do; "" without a fault."""
         if self._unreadable:
@@ -147,8 +143,8 @@ class Scrub:
         num_blocks = self.layout.num_blocks
         return {
             "blocks": num_blocks,
-            "compared": self._num_checked % num_blocks,
-            "passes": self._num_checked // num_blocks,
+            "compared": self.num_checked % num_blocks,
+            "passes": self.num_checked // num_blocks,
             "faulty": self.counts,
             "problem": self.problem,
             "can_answer": self.can_answer,

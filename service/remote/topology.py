@@ -233,7 +233,6 @@ class Topology:
         self._down[node] = time.monotonic() + break_s
 
     def answered(self, node: Node) -> None:
-        """Notes that a cluster node has answered, so that other nodes are no longer asked before this node."""
         self._down.pop(node, None)
 
     def all_nodes(self) -> list[Node]:

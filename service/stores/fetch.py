@@ -5,8 +5,6 @@ synced and then noted, so the notes say where the next attempt continues inside 
 with the files: an object whose tag differs is fetched anew, and a version whose record equals the store's listing is
 not fetched again.
 
-Notes how many bytes of each object are safe on the disk, so that a fetch continues inside an object.
-
 The notes are lines in a file beside the fetched files. A line is added when the bytes before it are synced, so each
 line that survives a kill or a power failure is true. What a file has beyond its last line may be torn.
 """
@@ -72,7 +70,6 @@ class Cache:
         self._wanted: list[Callable[[], int]] = []
 
     def close(self) -> None:
-        """Unlocks the folder --store_cache_dir, so that another server can use it."""
         os.close(self._lock_file)
 
     def folder_of(self, model: str, uri: str) -> Path:

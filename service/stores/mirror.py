@@ -3,9 +3,6 @@
 A version in the cache folder is whole and was checked when it was fetched, so it is served at once: threads of the
 mirror ask the store meanwhile. A listing or a fetch that fails takes nothing away: the watcher goes on with what is
 loaded, and the mirror tries again.
-
-Lists the versions below one URI of an object store at intervals, in threads, so that no request of a store is waited
-for while the cache folder has versions.
 """
 
 from __future__ import annotations
@@ -82,7 +79,6 @@ class Listing:
             self._thread.start()
 
     def wait(self) -> None:
-        """Waits until the listing that runs has ended."""
         if (thread := self._thread) is not None:
             thread.join()
 
@@ -237,7 +233,6 @@ class Mirror:
 
     @property
     def notes(self) -> Mapping[int, str]:
-        """Version -> one line on folders of the store that have the same number."""
         return self._listing.notes
 
     def _publish_staged(self) -> None:
@@ -293,11 +288,9 @@ class Mirror:
         return {version: path for version, path in local.items() if read_record(path) is not None}
 
     def unreadable(self, error: OSError) -> str:
-        """Returns one line that says why the folders below the store's URI can not be listed."""
         return f"cannot read {self.store.uri}: {error.strerror}"
 
     def unserved(self, found: Collection[int]) -> str:
-        """Returns one line that says why the object store has no version that the model's policy wants."""
         if found:
             return f"none of the versions it is configured for is in {self.store.uri}"
         return f"no version folder (an integer name such as 1) below {self.store.uri}"
@@ -306,7 +299,6 @@ class Mirror:
         return Arrival(self, version, path)
 
     def is_at_hand(self, version: int) -> bool:
-        """Says whether the cache folder has the version, so that it can be loaded without the store."""
         return read_record(self._path(version)) is not None
 
     def has(self, version: int) -> bool:
@@ -492,7 +484,6 @@ class Stores:
             self._mirrors = {key: mirror for key, mirror in self._mirrors.items() if key[0] != model}
 
     def status(self) -> list[dict[str, Any]]:
-        """Returns the state of each mirror for the status page, sorted by model and URI."""
         return [mirror.status() for _, mirror in sorted(self._mirrors.copy().items())]
 
     def counts(self) -> list[tuple[str, Counts, bool]]:

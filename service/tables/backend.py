@@ -65,7 +65,6 @@ class OpenedLookups:
         return frozenset(self.backend.plans)
 
     def fitting(self, manifest: Manifest) -> Manifest:
-        """Returns a copy of the manifest without the signatures that contradict the SavedModel."""
         fitting = {name: entry for name, entry in manifest.signatures.items() if name not in self.faults}
         return replace(manifest, signatures=fitting)
 

@@ -4,11 +4,10 @@ Each request that read from a map checks the version's mark for damage before it
 the native core's handler of bus errors, at once; `look`, if a file's size or time has changed; and the Verifier, if a
 table does not fit its checksum. Where the native core is not built, a bus error ends the process.
 
-Verifies the checksums of tables: reads the files at a limited rate, and fills the page cache only if they fit there.
-
-The bytes come through a descriptor and a buffer, not through the map: so rows that no request looked up do not become
-memory of this process. Pages that were in the page cache stay there. Other pages are dropped at once unless the files
-fit into memory, so that reading gigabytes takes no room from rows that requests look up.
+The Verifier reads the files at a limited rate, and fills the page cache only if they fit there. The bytes come through
+a descriptor and a buffer, not through the map: so rows that no request looked up do not become memory of this process.
+Pages that were in the page cache stay there. Other pages are dropped at once unless the files fit into memory, so that
+reading gigabytes takes no room from rows that requests look up.
 
 Source: posix_fadvise(2), mincore(2); mm/readahead.c (Linux 6.18): with RANDOM advice a file is read no further than
 asked.
@@ -34,10 +33,12 @@ import numpy as np
 from service.artifact.hashes import crc32c, masked
 from service.errors import NotReady
 from service.native_tables import NATIVE_TABLES
+from service.types import Array
 
 logger = logging.getLogger(__name__)
 
-_DONT_NEED = 4
+# Linux's advice for madvise().
+WILL_NEED, DONT_NEED, HUGE_PAGE, POPULATE_READ = 3, 4, 14, 22
 # Linux's flag MAP_NORESERVE: without this flag the kernel reserves memory for a copy of every page, and refuses to map
 # tables larger than memory.
 _MAP_NORESERVE = 0x4000
@@ -45,9 +46,21 @@ _MAP_NORESERVE = 0x4000
 # on the process's memory map.
 _SLICE_BYTES = 64 << 20
 _BREAK_S = 0.001
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.munlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+LIBC.mlock.argtypes = LIBC.munlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+LIBC.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+
+
+def pages_in_memory(address: int, nbytes: int) -> Array:
+    """Returns, for each page of an address range, whether it is in the page cache: [P] bool.
+
+    For a file that this user neither owns nor may write to, the kernel reports all pages as in the page cache.
+    """
+    pages = np.ones(-(-nbytes // mmap.PAGESIZE), np.uint8)
+    LIBC.mincore(address, nbytes, pages.ctypes.data)
+    return (pages & 1).astype(bool)
 
 
 class _PlainMark:
@@ -106,7 +119,6 @@ class GuardedFiles:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether the bytes of a file may differ from the opened bytes."""
         return bool(self.mark.is_set)
 
     def map_privately(self, descriptor: int) -> memoryview:
@@ -170,8 +182,8 @@ class GuardedFiles:
                 num_bytes = min(_SLICE_BYTES, opened.size - begin)
                 # close() unlocks the pages of a mapped file before it frees them, because the kernel can not free
                 # locked pages.
-                _libc.munlock(address + begin, num_bytes)
-                _libc.madvise(address + begin, num_bytes, _DONT_NEED)
+                LIBC.munlock(address + begin, num_bytes)
+                LIBC.madvise(address + begin, num_bytes, DONT_NEED)
                 sleep(_BREAK_S)
             os.close(opened.descriptor)
         self._opened = {}
@@ -185,7 +197,6 @@ class GuardedFiles:
 
 # Bytes of a file that are read and checksummed at a time: few enough to stay in the CPU's cache.
 _CHUNK_BYTES = 1 << 20
-_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +210,30 @@ class Stored:
     crc32c: int
 
 
-def nothing_before() -> None:
-    """Does nothing: the default for the work that must end before a version's checksums are verified."""
+class OneByOne:
+    """A daemon thread that runs tasks one after the other, and logs those that raise. Concurrency: any thread."""
+
+    def __init__(self, name: str, failure: str) -> None:
+        self._name, self._failure = name, failure
+        self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def add(self, task: Callable[[], None]) -> None:
+        self._waiting.put(task)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            task = self._waiting.get()
+            try:
+                task()
+            except Exception:
+                logger.exception(self._failure)
+            # The reference to the finished task is dropped: it would keep its version's files mapped while this thread
+            # waits for the next task.
+            del task
 
 
 class Verifier:
@@ -224,8 +257,7 @@ class Verifier:
         # Lock that lets only one verify() call read at a time, so that the limit on the rate holds for all versions
         # together.
         self._one = threading.Lock()
-        self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._later = OneByOne("verify-tables", "tables could not be verified")
 
     def verify(self, files: GuardedFiles, stored: Sequence[Stored]) -> None:
         """Compares bytes in a version's files with their checksums; if one differs, marks the files as damaged. Blocks.
@@ -267,7 +299,7 @@ class Verifier:
         files: GuardedFiles,
         stored: Sequence[Stored],
         on_damage: Callable[[], None],
-        behind: Callable[[], object] = nothing_before,
+        behind: Callable[[], object] | None = None,
     ) -> None:
         """Queues files for verification in the verifier's thread, which calls on_damage if they are damaged.
 
@@ -276,7 +308,8 @@ class Verifier:
         """
 
         def run() -> None:
-            behind()
+            if behind is not None:
+                behind()
             try:
                 self.verify(files, stored)
             except NotReady:
@@ -288,24 +321,10 @@ class Verifier:
                 on_damage()
 
         files.is_verification_due = True
-        self._waiting.put(run)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="verify-tables", daemon=True)
-            self._thread.start()
+        self._later.add(run)
 
     def stop(self) -> None:
-        """Ends the verification of tables that runs, and all verifications that wait."""
         self._is_stopped = True
-
-    def _run(self) -> None:
-        while not self._is_stopped:
-            task = self._waiting.get()
-            try:
-                task()
-            except Exception:
-                logger.exception("tables could not be verified")
-            # The reference to the finished task is dropped, as it would keep its version's files mapped.
-            del task
 
     def _hold_back(self, done: int, started_s: float) -> None:
         if self._bytes_per_s:
@@ -332,11 +351,7 @@ def _read(files: GuardedFiles, descriptor: int, address: int, offset: int, memor
     # The range of the file that is dropped from the page cache is extended to whole pages, because posix_fadvise() does
     # not drop a part of a page.
     num_pages = -(-(offset + size - begin) // mmap.PAGESIZE)
-    pages = np.zeros(num_pages, np.uint8)
-    # If this process's user neither owns the file nor may write to it, mincore() reports all pages as being in the page
-    # cache, and no page is dropped.
-    _libc.mincore(address + begin, num_pages * mmap.PAGESIZE, pages.ctypes.data)
-    was_there = files.is_kept or bool((pages & 1).any())
+    was_there = files.is_kept or bool(pages_in_memory(address + begin, num_pages * mmap.PAGESIZE).any())
     done = 0
     try:
         with memoryview(memory) as view:

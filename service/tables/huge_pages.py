@@ -9,7 +9,7 @@ A chunk is 2 MB, at a multiple of 2 MB in the file and in memory. For each chunk
 
 - this process's page table entries are removed (MADV_DONTNEED: the page cache still has the pages),
 - the page cache drops it (POSIX_FADV_DONTNEED), unless it is not written to disk yet or another process maps it,
-- it is read again (MADV_POPULATE_READ), in one piece, because the map has the advice MADV_HUGEPAGE.
+- it is read again (MADVPOPULATE_READ), in one piece, because the map has the advice MADV_HUGEPAGE.
 
 A lookup in the chunk meanwhile waits until it is read, or reads small pages first; then the chunk is done again.
 
@@ -22,7 +22,6 @@ Source: PAGEMAP_SCAN(2const), struct pm_scan_arg and PAGE_IS_HUGE of include/uap
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import logging
 import mmap
@@ -39,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from service.tables.guarded_files import GuardedFiles
+from service.tables.guarded_files import DONT_NEED, HUGE_PAGE, LIBC, POPULATE_READ, GuardedFiles, pages_in_memory
 from service.types import Array
 
 HUGE_BYTES = 2 << 20
@@ -53,8 +52,6 @@ _PAGEMAP_SCAN = 3 << 30 | _ARGUMENT.size << 16 | ord("f") << 8 | 16
 _IS_HUGE = 1 << 6
 # Most address ranges that one PAGEMAP_SCAN call returns; the kernel joins adjacent ranges into one.
 _NUM_RANGES = 256
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 class PageTable:
@@ -105,16 +102,6 @@ def huge_bytes(array: Array) -> int | None:
         return None
 
 
-def pages_in_memory(address: int, nbytes: int) -> Array:
-    """Returns, for each page of an address range, whether it is in the page cache: [P] bool.
-
-    For a file that this user neither owns nor may write to, the kernel reports all pages as in the page cache.
-    """
-    pages = np.ones(-(-nbytes // mmap.PAGESIZE), np.uint8)
-    _libc.mincore(address, nbytes, pages.ctypes.data)
-    return (pages & 1).astype(bool)
-
-
 _PRESENT = np.uint64(1 << 63)
 _ENTRY_BYTES = 8
 # Number of entries of /proc/self/pagemap that are read at once; they describe 256 MiB of memory.
@@ -142,7 +129,6 @@ def resident_bytes(array: np.ndarray[Any, Any]) -> int | None:
 
 logger = logging.getLogger(__name__)
 
-_DONT_NEED, _HUGE_PAGE, _POPULATE_READ = 4, 14, 22
 # The flags of sync_file_range that write bytes to disk and wait: WAIT_BEFORE, WRITE and WAIT_AFTER.
 _WRITE_BACK = 7
 _ATTEMPTS = 3
@@ -156,8 +142,6 @@ _TRIAL, _SLOW_S = 12, 0.010
 # kernel's lock on the memory map.
 _BREAK_S = 0.0005
 _LOOK_S, _PATIENCE_S, _PROGRESS_S = 0.05, 600.0, 5.0
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 class _GivenUp(Exception):
@@ -227,7 +211,6 @@ class HugePages:
         self._tell("huge pages", work, reason)
 
     def stop(self) -> None:
-        """Ends the work on huge pages, for the version that is worked on and for all versions that wait."""
         self._is_stopped = True
 
     def _check_memory(self, num_bytes: int) -> None:
@@ -359,7 +342,7 @@ class _Chunk:
     address: int
 
     def advise(self) -> None:
-        _libc.madvise(self.address, HUGE_BYTES, _HUGE_PAGE)
+        LIBC.madvise(self.address, HUGE_BYTES, HUGE_PAGE)
 
     def is_in_memory(self) -> bool:
         return bool(pages_in_memory(self.address, HUGE_BYTES).any())
@@ -370,20 +353,20 @@ class _Chunk:
         pages = pages_in_memory(self.address, HUGE_BYTES)
         if not pages.any():
             return False
-        _libc.madvise(self.address + int(pages.argmax()) * mmap.PAGESIZE, mmap.PAGESIZE, _POPULATE_READ)
+        LIBC.madvise(self.address + int(pages.argmax()) * mmap.PAGESIZE, mmap.PAGESIZE, POPULATE_READ)
         return _look(table, self.address, HUGE_BYTES) == HUGE_BYTES
 
     def drop(self, *, is_written_back: bool) -> None:
         if is_written_back:
-            _libc.sync_file_range(self.descriptor, self.offset, HUGE_BYTES, _WRITE_BACK)
-        _libc.madvise(self.address, HUGE_BYTES, _DONT_NEED)
+            LIBC.sync_file_range(self.descriptor, self.offset, HUGE_BYTES, _WRITE_BACK)
+        LIBC.madvise(self.address, HUGE_BYTES, DONT_NEED)
         # If the file system can not drop pages from the page cache, the error is ignored: the chunk of the file just
         # does not become a huge page.
         with suppress(OSError):
             os.posix_fadvise(self.descriptor, self.offset, HUGE_BYTES, os.POSIX_FADV_DONTNEED)
 
     def populate(self) -> None:
-        _libc.madvise(self.address, HUGE_BYTES, _POPULATE_READ)
+        LIBC.madvise(self.address, HUGE_BYTES, POPULATE_READ)
 
 
 def _look(table: PageTable, address: int, nbytes: int) -> int:

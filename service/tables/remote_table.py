@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     # These imports are only for type checks: the modules import redis-py, an optional extra, and are loaded only if a
     # table is remote.
     from service.remote.changes import TableChanges
-    from service.remote.core_clusters import ClusterTable
+    from service.remote.core_clusters import OpenTable
 
 
 class RemoteTable:
@@ -40,7 +40,7 @@ class RemoteTable:
         layout: TableLayout,
         address: StoreAddress,
         default_rows: tuple[int, ...],
-        core: ClusterTable,
+        core: OpenTable,
         changes: TableChanges,
     ) -> None:
         self.info = info

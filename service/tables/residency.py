@@ -27,6 +27,7 @@ import numpy as np
 
 from service.artifact.files import read_plain_file
 from service.errors import ArtifactError
+from service.tables.guarded_files import HUGE_PAGE, LIBC, POPULATE_READ, WILL_NEED
 from service.tables.table import MappedTable
 from service.types import Array
 
@@ -35,18 +36,10 @@ logger = logging.getLogger(__name__)
 PageAdvice = Literal["normal", "random", "huge"]
 LockRule = Literal["off", "try", "require"]
 
-_ADVICE: Mapping[PageAdvice, int] = {"normal": 0, "random": 1, "huge": 14}
-_WILL_NEED, _POPULATE_READ = 3, 22
+_ADVICE: Mapping[PageAdvice, int] = {"normal": 0, "random": 1, "huge": HUGE_PAGE}
 # Number of bytes of a table that are read into memory before the rate of the reading is checked again.
 _CHUNK_BYTES = 16 << 20
 _PROGRESS_S = 5.0
-
-_libc = ctypes.CDLL(None, use_errno=True)
-for _name, _types in {
-    "madvise": [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int],
-    "mlock": [ctypes.c_void_p, ctypes.c_size_t],
-}.items():
-    getattr(_libc, _name).argtypes = _types
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +110,7 @@ class Residency:
                 logger.info("reading a table's pages", extra=extra)
 
     def _lock(self, name: str, address: int, nbytes: int) -> None:
-        if _libc.mlock(address, nbytes) == 0:
+        if LIBC.mlock(address, nbytes) == 0:
             return
         number = ctypes.get_errno()
         limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -139,7 +132,7 @@ def _pages(weights: np.ndarray[Any, Any]) -> tuple[int, int]:
 
 
 def _advise(name: str, address: int, nbytes: int, advice: PageAdvice) -> None:
-    if _libc.madvise(address, nbytes, _ADVICE[advice]) != 0:
+    if LIBC.madvise(address, nbytes, _ADVICE[advice]) != 0:
         reason = os.strerror(ctypes.get_errno())
         logger.warning(
             "the kernel refuses advice on a table's pages", extra={"table": name, "advice": advice, "reason": reason}
@@ -147,14 +140,14 @@ def _advise(name: str, address: int, nbytes: int, advice: PageAdvice) -> None:
 
 
 def _read_pages(address: int, nbytes: int) -> None:
-    if _libc.madvise(address, nbytes, _POPULATE_READ) == 0:
+    if LIBC.madvise(address, nbytes, POPULATE_READ) == 0:
         return
     if (number := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS):
         reason = os.strerror(number)
         raise ArtifactError(f"a table can not be read: {reason}") from OSError(number, reason)
     # Without POPULATE_READ (Linux before 5.14), the kernel is asked for all pages, and then one byte of each page is
     # read.
-    _libc.madvise(address, nbytes, _WILL_NEED)
+    LIBC.madvise(address, nbytes, WILL_NEED)
     int(_octets(address, nbytes)[:: mmap.PAGESIZE].sum())
 
 
@@ -176,7 +169,7 @@ def _warm(hot: Iterable[tuple[str, Array]], tables: Mapping[str, MappedTable], a
         # The kernel is asked for all pages of hot rows first, so that it reads them while this thread waits for the
         # first page.
         for page, size in _runs(table.weights.ctypes.data + rows * row_bytes, row_bytes):
-            _libc.madvise(page, size, _WILL_NEED)
+            LIBC.madvise(page, size, WILL_NEED)
         octets = _octets(table.weights.ctypes.data, table.weights.nbytes)
         # The read of a byte loads its page: a row has one of these bytes in each of its pages.
         for offset in (*range(0, row_bytes, mmap.PAGESIZE), row_bytes - 1):

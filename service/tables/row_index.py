@@ -6,10 +6,9 @@ query. The index holds row numbers, no rows: the caller compares the rows of the
 Source: J. Sivic, A. Zisserman: Video Google, ICCV 2003 (inverted lists); B. Neyshabur, N. Srebro: On symmetric and
 asymmetric LSHs for inner product search, ICML 2015 (rows of one length for the dot product).
 
-Encodes a nearest-row index of a table as the bytes of a file, and decodes such bytes.
-
-Little-endian: MAGIC, the length of a JSON header as uint32, the header, and the arrays centres [L, E] float32, starts
-[L + 1] int64, members [V] int32, loose [N] int32; then the masked CRC-32C of all bytes before it as uint32.
+The file of an index is little-endian: MAGIC, the length of a JSON header as uint32, the header, and the arrays centres
+[L, E] float32, starts [L + 1] int64, members [V] int32, loose [N] int32; then the masked CRC-32C of all bytes before it
+as uint32.
 """
 
 from __future__ import annotations
@@ -111,14 +110,12 @@ class RowLists:
 
     @staticmethod
     def of(lists: Lists) -> RowLists:
-        """Makes a nearest-row index from the arrays and numbers of an earlier one, such as one read from a file."""
         index = RowLists(_Space(lists.metric, lists.longest), lists.centres, lists.members, lists.starts)
         index._loose = lists.loose
         index.probes, index.recall, index.seconds = lists.probes, lists.recall, lists.seconds
         return index
 
     def lists(self) -> Lists:
-        """Returns the arrays and numbers of this nearest-row index, without copies, to be written to a file."""
         parts = self._vectors, self._starts, self._members, self._loose
         recall = self.recall or 0.0
         return Lists(self._space.wanted, *parts, self._space.longest, self.probes, recall, self.seconds)

@@ -137,7 +137,6 @@ class MappedTable:
 
 
 def _within(ids: Array, begin: int, count: int) -> Array:
-    """Returns the ids of `count` rows from `begin` on, counted from there."""
     return ids[(ids >= begin) & (ids < begin + count)] - begin
 
 

@@ -7,7 +7,7 @@ beside the file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -55,20 +55,52 @@ class KeyIndex(NamedTuple):
     is_hashed: bool
 
 
-class StringVocabulary:
+class _Vocabulary:
+    """The part of both kinds of vocabulary: a row for each of `size` keys, and rows for unknown keys."""
+
+    __slots__ = ("_oov", "_refuses", "_is_hashed", "_size")
+
+    def __init__(self, entry: VocabularyEntry, size: int) -> None:
+        self._is_hashed, self._size = not entry.file, size
+        oov_id = _NO_ROW if entry.oov_id is None else entry.oov_id
+        self._oov = entry.first_id, entry.first_bucket, oov_id, entry.num_oov_buckets
+        self._refuses = entry.on_oov == "error" and entry.oov_id is None and not entry.num_oov_buckets
+
+    @property
+    def has_keys(self) -> bool:
+        return not self._is_hashed
+
+    @property
+    def lines(self) -> range:
+        return range(self._oov[0], self._oov[0] + self._size)
+
+    def key_of(self, row: int) -> Any:
+        return self._key(row - self._oov[0]) if row in self.lines else None
+
+    def keys_of(self, ids: Array) -> Array:
+        """Returns the keys (bytes or int) of ids, of the same shape; None for an id without a key."""
+        keys = np.empty(ids.size, object)
+        for place, row in enumerate(ids.reshape(-1).tolist()):
+            keys[place] = self.key_of(row)
+        return keys.reshape(ids.shape)
+
+    def _key(self, line: int) -> Any:
+        raise NotImplementedError
+
+
+class StringVocabulary(_Vocabulary):
     """A vocabulary of strings, which maps them to row ids. Concurrency: any thread.
 
     data: the file's bytes, mapped. starts: [N+1] int64 offsets of its lines. slots: the index over the lines.
     """
 
-    __slots__ = ("_data", "_starts", "_slots", "_empty_id", "_oov", "_refuses", "_is_hashed")
+    __slots__ = ("_data", "_starts", "_slots", "_empty_id")
     key_dtype: ClassVar[KeyDtype] = "string"
 
     def __init__(self, entry: VocabularyEntry, data: Array, starts: Array, slots: Any) -> None:
         self._data, self._starts, self._slots = data, starts, slots
         self._empty_id = _NO_EMPTY_KEY if entry.empty_key_id is None else entry.empty_key_id
-        self._is_hashed = not entry.file
-        self._oov, self._refuses = _oov(entry), _refuses_strangers(entry)
+        super().__init__(entry, starts.size - 1)
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
         """Maps an object array of strings (bytes or str) to int64 row ids of the same shape.
@@ -82,7 +114,7 @@ class StringVocabulary:
         if unknown is not None and self._refuses and not self._is_hashed:
             key = keys.reshape(-1)[unknown]
             shown = repr(key.decode(errors="replace") if isinstance(key, bytes) else key)
-            raise _unknown(input_name, shown, unknown, f"{self._starts.size - 1} strings")
+            raise _unknown(input_name, shown, unknown, f"{self._size} strings")
         return ids
 
     def rows_of(self, keys: Array) -> Array:
@@ -106,18 +138,6 @@ class StringVocabulary:
         found = core_tables().find_strings(self._data, self._starts, self._slots, sent, splits, empty_id, *oov, ids)
         return ids.reshape(keys.shape), None if found == _OK else found % _UNKNOWN_KEY
 
-    @property
-    def has_keys(self) -> bool:
-        return not self._is_hashed
-
-    @property
-    def lines(self) -> range:
-        return range(self._oov[0], self._oov[0] + self._starts.size - 1)
-
-    def keys_of(self, ids: Array) -> Array:
-        """Returns the keys (bytes) of ids, of the same shape; None for an id without a key."""
-        return _keys_of(ids, self.key_of)
-
     def keys_at(self, ids: Array) -> Array:
         data, starts = self._data.data, self._starts
         lines = (ids - self._oov[0]).tolist()
@@ -133,27 +153,23 @@ class StringVocabulary:
         empty_id = None if self._empty_id == _NO_EMPTY_KEY else self._empty_id
         return KeyIndex(self._data, self._starts, self._slots, *self._oov, empty_id, self._refuses, self._is_hashed)
 
-    def key_of(self, row: int) -> bytes | None:
-        return self._key(row - self._oov[0]) if row in self.lines else None
-
     @property
     def example_key(self) -> bytes:
         return b"key" if self._is_hashed else self._key(0)
 
 
-class IntegerVocabulary:
+class IntegerVocabulary(_Vocabulary):
     """A vocabulary of integer keys, which maps them to row ids. Concurrency: any thread.
 
     keys: [N] int64, in the order of the file. slots: the index over them.
     """
 
-    __slots__ = ("_keys", "_slots", "_oov", "_refuses", "_is_hashed")
+    __slots__ = ("_keys", "_slots")
     key_dtype: ClassVar[KeyDtype] = "int64"
 
     def __init__(self, entry: VocabularyEntry, keys: Array, slots: Any) -> None:
         self._keys, self._slots = keys, slots
-        self._is_hashed = not entry.file
-        self._oov, self._refuses = _oov(entry), _refuses_strangers(entry)
+        super().__init__(entry, keys.size)
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
         """Maps int64 or int32 keys to int64 row ids of the same shape.
@@ -165,7 +181,7 @@ class IntegerVocabulary:
         """
         ids, unknown = self._found(keys, self._oov)
         if unknown is not None and self._refuses and not self._is_hashed:
-            raise _unknown(input_name, str(keys.reshape(-1)[unknown]), unknown, f"{self._keys.size} integers")
+            raise _unknown(input_name, str(keys.reshape(-1)[unknown]), unknown, f"{self._size} integers")
         return ids
 
     def rows_of(self, keys: Array) -> Array:
@@ -180,26 +196,15 @@ class IntegerVocabulary:
         found = core_tables().find_integers(self._keys, self._slots, sent, *oov, ids)
         return ids.reshape(keys.shape), None if found == _OK else found % _UNKNOWN_KEY
 
-    @property
-    def has_keys(self) -> bool:
-        return not self._is_hashed
-
-    @property
-    def lines(self) -> range:
-        return range(self._oov[0], self._oov[0] + self._keys.size)
-
     def keys_at(self, ids: Array) -> Array:
         return np.ascontiguousarray(self._keys[ids - self._oov[0]])
-
-    def keys_of(self, ids: Array) -> Array:
-        return _keys_of(ids, self.key_of)
 
     @property
     def index(self) -> KeyIndex:
         return KeyIndex(_NO_BYTES, self._keys, self._slots, *self._oov, None, self._refuses, self._is_hashed)
 
-    def key_of(self, row: int) -> int | None:
-        return int(self._keys[row - self._oov[0]]) if row in self.lines else None
+    def _key(self, line: int) -> int:
+        return int(self._keys[line])
 
     @property
     def example_key(self) -> int:
@@ -207,13 +212,6 @@ class IntegerVocabulary:
 
 
 OpenedVocabulary = StringVocabulary | IntegerVocabulary
-
-
-def _keys_of(ids: Array, key_of: Callable[[int], bytes | int | None]) -> Array:
-    keys = np.empty(ids.size, object)
-    for place, row in enumerate(ids.reshape(-1).tolist()):
-        keys[place] = key_of(row)
-    return keys.reshape(ids.shape)
 
 
 def open_vocabularies(
@@ -280,15 +278,6 @@ def _new_index(size: int) -> Array:
 def _line(data: Array, starts: Array, line: int) -> str:
     length = core_tables().line_length(data, starts, line)
     return repr(data[starts[line] :][: min(length, 100)].tobytes().decode(errors="replace"))
-
-
-def _oov(entry: VocabularyEntry) -> tuple[int, int, int, int]:
-    oov_id = _NO_ROW if entry.oov_id is None else entry.oov_id
-    return entry.first_id, entry.first_bucket, oov_id, entry.num_oov_buckets
-
-
-def _refuses_strangers(entry: VocabularyEntry) -> bool:
-    return entry.on_oov == "error" and entry.oov_id is None and not entry.num_oov_buckets
 
 
 def _unknown(input_name: str, key: str, position: int, keys: str) -> IdOutOfRange:

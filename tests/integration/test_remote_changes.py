@@ -11,10 +11,10 @@ import pytest
 
 from model_export.remote.push import push
 from service.artifact.delta_file import Delta, DeltaFault, encode, fingerprint_of
-from service.core.clusters import Clusters
 from service.errors import TableUnreachable
 from service.loading.remote_tables import RemoteTables
 from service.remote.address import StoreAddress
+from service.remote.core_clusters import Clusters
 from service.remote.layout import slot_of
 from service.remote.topology import Refused
 from service.tables.remote_table import RemoteTable

@@ -20,10 +20,10 @@ import pytest
 from model_export.remote.push import push
 from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
-from service.core.clusters import FRESH_S, Clusters
 from service.errors import ArtifactError, TableUnreachable
 from service.loading.remote_tables import RemoteTables
 from service.remote.address import StoreAddress
+from service.remote.core_clusters import FRESH_S, Clusters
 from service.remote.layout import slot_of
 from service.tables.remote_table import RemoteTable
 from tests.conformance.wires import fill_tensor, read_tensor

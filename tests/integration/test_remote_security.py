@@ -13,11 +13,11 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.remote.push import push
-from service.core.clusters import Clusters
 from service.errors import TableUnreachable
 from service.loading import remote_tables
 from service.loading.remote_tables import RemoteTables
 from service.remote.address import StoreAddress
+from service.remote.core_clusters import Clusters
 from service.remote.topology import node_client, store_client
 from tests.certificates import Authority
 from tests.integration.process import ServerProcess

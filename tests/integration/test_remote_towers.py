@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from model_export.remote.push import push
-from service.core.clusters import Clusters
 from service.core.native_servable import compile_native
 from service.engine.servable import Servable
 from service.graph.native_form import NativeGraph
@@ -20,6 +19,7 @@ from service.loading.graph_opening import native_graphs
 from service.loading.loader import ServableLoader
 from service.loading.remote_tables import RemoteTables
 from service.remote.address import StoreAddress
+from service.remote.core_clusters import Clusters
 from tests.integration.test_towers import SERVE, answers, folder, random_request
 from tests.native_answers import assert_same, native_answer
 from tests.valkey_cluster import Cluster, needs_program

@@ -118,14 +118,6 @@ def test_latest_is_the_largest_number_whatever_the_order_of_loading() -> None:
             assert held.version == 10
 
 
-def test_a_version_can_be_asked_for_by_number() -> None:
-    registry = new_registry()
-    publish(registry, 1)
-    publish(registry, 2)
-    with registry.lease(ModelRef("m", 1)) as held:
-        assert held.version == 1
-
-
 def test_what_is_not_served_is_named_as_tensorflow_serving_does() -> None:
     registry = new_registry()
     publish(registry, 1)
@@ -425,12 +417,6 @@ def test_tells_what_can_be_leased_and_how_often_it_is() -> None:
         assert [(one.servable.version, one.num_leases) for one in registry.loaded()] == [(9, 0), (10, 2)]
     registry.unload("m", 9)
     assert [(one.servable.version, one.num_leases) for one in registry.loaded()] == [(10, 0)]
-
-
-def test_a_model_is_configured_or_it_is_not() -> None:
-    registry = new_registry()
-    registry.add_model("hidden", is_configured=False)
-    assert [registry.is_configured(name) for name in ("m", "hidden", "x", "")] == [True, False, False, False]
 
 
 def lookups(version: int = 1) -> Servable:

@@ -89,13 +89,6 @@ def world(tmp_path: Path, clock: Clock) -> World:
     return World(tmp_path / "m", clock)
 
 
-def test_only_the_newest_is_loaded(world: World) -> None:
-    world.add("1", "9", "10")
-    world.poll()
-    assert world.loads == [(10, "10")]
-    assert world.serving == 10
-
-
 def test_leading_zeros_keep_their_folder(world: World) -> None:
     world.add("00000123")
     world.poll()
@@ -118,26 +111,11 @@ def test_a_new_version_is_loaded_before_the_old_is_unloaded(world: World) -> Non
     assert (world.backends[1].closed, world.backends[2].closed) == (1, 0)
 
 
-def test_a_version_that_was_replaced_stays_in_the_status_as_ended(world: World) -> None:
-    world.add("1")
-    world.poll()
-    world.add("2")
-    world.poll()
-    assert world.registry.statuses("m") == [VersionStatus(2, State.AVAILABLE), VersionStatus(1, State.END)]
-
-
 def test_the_status_keeps_the_newest_32_that_ended(world: World) -> None:
     for version in range(1, 41):
         world.add(str(version))
         world.poll()
     assert [s.version for s in world.registry.statuses("m")] == list(range(40, 7, -1))
-
-
-def test_a_loaded_version_is_not_loaded_again(world: World) -> None:
-    world.add("1")
-    for _ in range(3):
-        world.poll()
-    assert world.loads == [(1, "1")]
 
 
 def test_a_version_that_fails_leaves_the_old_one_serving_and_shows_why(world: World) -> None:
@@ -243,18 +221,6 @@ def test_a_replaced_version_that_failed_for_a_reason_outside_is_loaded_again_lat
         world.poll()
         world.clock.now_s += 2 * RETRY_INTERVAL_S
     assert len(world.loads) == 12, "a fault of the folder is not tried again"
-
-
-def test_a_retry_that_works_serves(world: World) -> None:
-    world.broken[1] = ArtifactError("not yet")
-    world.add("1")
-    world.poll()
-    assert world.serving is None
-    del world.broken[1]
-    world.clock.now_s += RETRY_INTERVAL_S
-    world.poll()
-    assert world.serving == 1
-    assert world.registry.problem("m") == ""
 
 
 def test_a_newer_version_is_tried_while_an_older_one_waits_for_its_retry(world: World) -> None:

@@ -20,10 +20,9 @@ from service.engine.neighbor_indexes import BuildIndex, Indexing
 from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery
 from service.engine.request_context import Call
 from service.engine.table_view import MAX_MAPS, KeptMaps, ids_on_map, project
-from service.errors import DataLoss, DeadlineExceeded, IdOutOfRange, IdsTooMany, Overloaded
+from service.errors import DeadlineExceeded, IdOutOfRange, IdsTooMany, Overloaded
 from service.loading.loader import ServableLoader
 from service.native_tables import core_tables
-from service.tables.guarded_files import GuardedFiles
 from service.tables.row_index import build_index, tune_index
 from service.types import Array, ModelRef
 from tests.conftest import Clock, RecordingObserver, serving
@@ -138,16 +137,6 @@ def test_the_width_of_an_answer_is_bounded_by_the_table(toy_engine: Engine) -> N
 def test_a_passed_deadline_ends_a_search(toy_engine: Engine, clock: Clock) -> None:
     with pytest.raises(DeadlineExceeded):
         find(toy_engine, query(1), clock.now_s - 1)
-
-
-def test_damaged_files_give_no_neighbors(toy_engine: Engine) -> None:
-    registry = toy_engine._registry
-    (holder,) = registry.holders()
-    files = holder.servable.files
-    assert isinstance(files, GuardedFiles)
-    files.damaged("a test")
-    with pytest.raises(DataLoss):
-        find(toy_engine, query(1))
 
 
 def test_threads_are_shared_by_the_searches_that_run(toy_model: Path, gate: Gate, threads: ThreadPoolExecutor) -> None:

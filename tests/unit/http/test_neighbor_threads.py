@@ -18,7 +18,7 @@ def num_leases(registry: Registry) -> int:
     """Returns how many requests hold model m, without the lease that this function takes."""
     holder = registry.lease(ModelRef("m"))
     with holder:
-        return holder._holder.num_leases - 1
+        return holder.num_leases - 1
 
 
 @pytest.fixture

@@ -312,7 +312,7 @@ def test_every_setting_has_its_effect() -> None:
 def test_a_version_whose_tables_must_be_locked_and_can_not_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residency._libc, "mlock", lambda _address, _nbytes: -1)
+    monkeypatch.setattr(residency.LIBC, "mlock", lambda _address, _nbytes: -1)
     path = write_toy_model(tmp_path / "1")
     loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)
     with pytest.raises(ArtifactError, match="can not be locked"):

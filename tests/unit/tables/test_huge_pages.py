@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from service.tables import huge_pages
-from service.tables.guarded_files import GuardedFiles
-from service.tables.huge_pages import HugePages, PageTable, huge_bytes, pages_in_memory
+from service.tables.guarded_files import GuardedFiles, pages_in_memory
+from service.tables.huge_pages import HugePages, PageTable, huge_bytes
 from tests.large_folios import HUGE, drop, need_large_folios, smaps_bytes, write_in_pieces
 
 # Each test writes and reads files of several megabytes.
@@ -247,13 +247,13 @@ def test_one_that_does_not_become_huge_at_once_is_tried_again(
     opened: Opened, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written_back: list[int] = []
-    sync = huge_pages._libc.sync_file_range
+    sync = huge_pages.LIBC.sync_file_range
 
     def spy(descriptor: int, offset: int, nbytes: int, flags: int) -> int:
         written_back.append(offset // HUGE)
         return int(sync(descriptor, offset, nbytes, flags))
 
-    monkeypatch.setattr(huge_pages._libc, "sync_file_range", spy)
+    monkeypatch.setattr(huge_pages.LIBC, "sync_file_range", spy)
     # Table(huge_from=4) says that a chunk is huge at the fourth look: one look before the first attempt, one after each
     # of three.
     HugePages(is_whole=True, page_table=lambda: Table(huge_from=4)).make(opened.files)

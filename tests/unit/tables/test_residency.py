@@ -74,11 +74,11 @@ def test_by_default_nothing_is_read(table: MappedTable, tmp_path: Path) -> None:
     assert not held(table).any()
 
 
-@pytest.mark.parametrize("populate", [residency._POPULATE_READ, 9999], ids=["in one call", "before Linux 5.14"])
+@pytest.mark.parametrize("populate", [residency.POPULATE_READ, 9999], ids=["in one call", "before Linux 5.14"])
 def test_prefault_reads_and_maps_every_page(
     table: MappedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, populate: int
 ) -> None:
-    monkeypatch.setattr(residency, "_POPULATE_READ", populate)
+    monkeypatch.setattr(residency, "POPULATE_READ", populate)
     monkeypatch.setattr(residency, "_CHUNK_BYTES", 100 * PAGE)
     Residency(is_prefaulted=True).apply(tmp_path, {"film": table})
     assert held(table).all()
@@ -148,7 +148,7 @@ def test_a_limit_on_locked_memory_is_named(
         ctypes.set_errno(12)
         return -1
 
-    monkeypatch.setattr(residency._libc, "mlock", mlock)
+    monkeypatch.setattr(residency.LIBC, "mlock", mlock)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, 65536))
     rules = Residency(lock="require" if rule == "require" else "try")
     if rule == "require":

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from service.artifact.manifest import Manifest, VocabularyEntry
 from service.errors import ArtifactError, IdOutOfRange
 from service.tables import huge_pages
-from service.tables.huge_pages import PageTable, huge_bytes, pages_in_memory
+from service.tables.guarded_files import pages_in_memory
+from service.tables.huge_pages import PageTable, huge_bytes
 from service.tables.vocabulary import OpenedVocabulary, open_vocabularies
 from service.types import Vocabulary
 from tests.large_folios import HUGE, LIBC, drop, need_large_folios, smaps_bytes, write_in_pieces
@@ -268,5 +269,5 @@ def test_pages_in_memory_are_those_that_were_read(tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_does_not_tell_what_is_in_memory_says_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huge_pages._libc, "mincore", lambda *_: -1)
+    monkeypatch.setattr(huge_pages.LIBC, "mincore", lambda *_: -1)
     assert pages_in_memory(0, 3 * PAGE).all()
