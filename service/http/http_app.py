@@ -143,13 +143,13 @@ async def _on_service_error(request: Request, error: Exception, known: list[str]
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Makes the answer to a request that the router refuses: an unknown path, or a wrong HTTP method."""
     assert isinstance(error, HTTPException)
+    allowed = (error.headers or {}).get("Allow", "")
     if request.method == "OPTIONS" and error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
         # OPTIONS with the header Origin is a browser's preflight request, and gets 200, as in TensorFlow Serving.
         status = 200 if "origin" in request.headers else 204
         return Response(status_code=status, headers={"Allow": ", ".join(filter(None, (allowed, "OPTIONS")))})
     if request.url.path.startswith("/v1/"):
-        return service_error_response(malformed(request), request.scope["request_id"])
+        return service_error_response(malformed(request, allowed), request.scope["request_id"])
     if error.status_code == 404:
         path = raw_path(request)
         error = RouteNotFound(f"Not found: {path}{meant(path)}")

@@ -105,23 +105,29 @@ def version_number(text: str) -> int:
     return int(text)
 
 
-def malformed(request: Request) -> InvalidRequest:
-    """Returns the error with TensorFlow Serving's text for an unknown path under /v1, and what was probably meant."""
+def malformed(request: Request, allowed: str = "") -> InvalidRequest:
+    """Returns the error with TensorFlow Serving's text for an unknown path under /v1, and what was probably meant.
+
+    allowed: the methods that the path takes, if only the request's method is wrong.
+    """
     path = raw_path(request)
-    return InvalidRequest(f"Malformed request: {request.method} {path}{meant(path)}")
+    hint = meant(path, request.method) or (f"; this path takes {allowed}" if allowed else "")
+    return InvalidRequest(f"Malformed request: {request.method} {path}{hint}")
 
 
-def meant(path: str) -> str:
+def meant(path: str, method: str = "POST") -> str:
     """Returns the end of an error text, which names the path that was probably meant by an unknown one, or its port.
 
     >>> meant("/v1/models/films/lookup"), meant("/v1/models/films:pin")
-    ('; did you mean /v1/models/films:lookup?', '; --admin_port serves this path')
-    >>> meant("/health")
-    '; did you mean /healthz?'
+    ('; did you mean /v1/models/films:lookup?', "; the server's admin port (--admin_port) serves this path")
+    >>> meant("/health"), meant("/v1/models/films/lookup", "GET")
+    ('; did you mean /healthz?', '; did you mean POST /v1/models/films:lookup?')
+    >>> meant("/v1/models/films:train")
+    '; there is no verb "train": POST to :predict, :lookup, :classify or :regress'
     """
     known = path.rstrip("/")
     if known.endswith(_ADMIN):
-        return "; --admin_port serves this path"
+        return "; the server's admin port (--admin_port) serves this path"
     begin, separator, verb = known.rpartition(":")
     if not separator:
         begin, _, verb = known.rpartition("/")
@@ -134,8 +140,12 @@ def meant(path: str) -> str:
     if near and not begin.startswith("/v1/models/"):
         known = f"/v1/models/{begin.rpartition('/')[2] or 'MODEL'}:{near}"
     if known not in (path, "", "/v1", "/v2"):
-        return f"; did you mean {known}?"
-    return "" if path.startswith("/v1/models/") else did_you_mean(path, _PAGES)
+        return f"; did you mean {'POST ' if near and method != 'POST' else ''}{known}?"
+    if not path.startswith("/v1/models/"):
+        return did_you_mean(path, _PAGES)
+    if separator and not near:
+        return f'; there is no verb "{verb}": POST to :predict, :lookup, :classify or :regress'
+    return ""
 
 
 def raw_path(request: Request) -> str:

@@ -21,6 +21,8 @@ def check_names(spec: SignatureSpec, sent: Mapping[str, object]) -> None:
     extra = sorted(names_sent - spec.inputs.keys())
     missing = set(spec.required - names_sent)
     for names in spec.ragged_names:
+        if not extra and names_sent & {*names[1:]} == {names.weights}:
+            raise InputMismatch(f'feature "{names.feature}": weights were sent without ids.')
         if names_sent & {*names[1:]}:
             missing |= {names.values, names.row_splits} - names_sent
     faults = {"Sent extra": extra, "Missing but required": sorted(missing), "Features it takes": _features(spec)}

@@ -200,7 +200,8 @@ def ragged_arrays(names: RaggedNames, rows: Any, spec: SignatureSpec, weights: A
     Raises MalformedPayload and InputMismatch.
     """
     feature = names.feature
-    lengths = _row_lengths(f'feature "{feature}"', rows, "ids")
+    of_what = "keys or ids" if spec.inputs[names.values].takes_strings else "ids"
+    lengths = _row_lengths(f'feature "{feature}"', rows, of_what)
     arrays = {
         names.values: _leaves(feature, list(chain.from_iterable(rows)), spec.inputs[names.values]),
         names.row_splits: np.array([0, *accumulate(lengths)], spec.inputs[names.row_splits].dtype),

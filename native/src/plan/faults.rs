@@ -272,7 +272,8 @@ faults! {
 faults! {
     InvalidArgument too_many_table_ids(count: usize, limit: usize)
         "input \"ids\": {count} ids, the limit is {limit} per request.";
-    InvalidArgument only_ids() "Expected \"ids\", a list of row ids, and beside it only \"labels\", true or false.";
+    InvalidArgument rows_key(key: &str) "Unknown key: {key}. A :rows request has: ids, labels.";
+    InvalidArgument labels_no_flag() "\"labels\" must be true or false.";
     InvalidArgument ids_not_flat(rank: usize) "input \"ids\": expected a flat list of row ids, got rank {rank}.";
 }
 
@@ -333,7 +334,7 @@ faults! {
 // JSON documents.
 faults! {
     InvalidArgument json_syntax(problem: &str) "JSON Parse error: {problem}";
-    InvalidArgument json_not_object(shown: &str) "JSON Value: {shown} Is not object";
+    InvalidArgument json_not_object(shown: &str) "JSON Value: {shown} Is not object; the request's body must be a JSON object";
     InvalidArgument json_key_twice(key: &str) "JSON object has the key \"{key}\" twice";
     ResourceExhausted json_keys(limit: usize) "The JSON document has more than {limit} keys; send columns, or fewer rows.";
     ResourceExhausted json_lists(limit: usize) "The JSON document has more than {limit} lists and objects; send fewer rows.";
@@ -343,7 +344,8 @@ faults! {
     InvalidArgument lookup_keys(unknown: &str, hint: &str)
         "Unknown keys: {unknown}. A lookup has: features, signature_name, weights.{hint}";
     InvalidArgument key_missing(key: &str) "\"{key}\" is missing.";
-    InvalidArgument key_no_object(key: &str) "\"{key}\" is not an object.";
+    InvalidArgument key_no_object(key: &str)
+        "\"{key}\" is not an object: it has, under each feature's name, a list with one entry per row.";
     InvalidArgument weights_without_ids(feature: &str) "feature \"{feature}\": weights were sent without ids.";
     InvalidArgument unknown_feature(signature: &str, feature: &str, known: Names)
         "signature \"{signature}\" has no feature \"{feature}\". Features it takes: {known}.";
@@ -424,7 +426,7 @@ faults! {
     InvalidArgument member_type(owner: &str, key: &str, wanted: &str, described: &str)
         "{owner}: expected \"{key}\" to be {wanted}, got JSON Value: {described}";
     InvalidArgument no_tensors(key: &str, described: &str)
-        "expected \"{key}\" to be a list of objects, got JSON Value: {described}";
+        "expected \"{key}\" to be a list of objects with a name each, got JSON Value: {described}";
     InvalidArgument parameter_not_supported(owner: &str, name: &str) "{owner}: the parameter \"{name}\" is not supported.";
     InvalidArgument tensor_parameter(kind: &str, tensor: &str, name: &str)
         "{kind} \"{tensor}\": the parameter \"{name}\" is not supported.";

@@ -58,9 +58,13 @@ fn lookup_names(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&st
     let required = (0..plan.inputs.len()).filter(|&index| !plan.inputs[index].is_optional);
     let mut missing: Vec<usize> = required.filter(|index| !is_sent(index)).collect();
     for names in &plan.ragged_names {
-        let parts = [Some(names.values), Some(names.row_splits), names.weights_input];
-        if parts.iter().flatten().any(is_sent) {
-            missing.extend([names.values, names.row_splits].iter().filter(|index| !is_sent(index)));
+        let ids = [names.values, names.row_splits];
+        let has_weights = names.weights_input.as_ref().is_some_and(is_sent);
+        if has_weights && extra.is_empty() && !ids.iter().any(is_sent) {
+            return faults::weights_without_ids(&names.feature);
+        }
+        if has_weights || ids.iter().any(is_sent) {
+            missing.extend(ids.iter().filter(|index| !is_sent(index)));
         }
     }
     let missing = Names::sorted(missing.iter().map(|&index| &plan.inputs[index].name));

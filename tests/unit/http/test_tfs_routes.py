@@ -15,6 +15,7 @@ from tests.unit.engine.fakes import FakeBackend
 from tests.unit.http.conftest import QUERY, SEARCH, Http, NumpyTable, error_text, specs
 
 SPECIFIC = "Servable not found for request: Specific(m, 9); versions served:"
+VERBS = "POST to :predict, :lookup, :classify or :regress"
 LABEL, UNLABELLED = "Unrecognized servable version label", "; no version has a label; versions served: 3"
 
 
@@ -27,10 +28,15 @@ LABEL, UNLABELLED = "Unrecognized servable version label", "; no version has a l
         ("GET", "/v1/models/m/versions/x/metadata", 400, "Malformed request: GET /v1/models/m/versions/x/metadata"),
         ("GET", "/v1/models/m/versions/-1", 400, "Malformed request: GET /v1/models/m/versions/-1"),
         ("GET", f"/v1/models/m/versions/{2**63}", 400, f"Failed to convert version: {2**63} to numeric."),
-        ("POST", "/v1/models/m:unknown", 400, "Malformed request: POST /v1/models/m:unknown"),
+        (
+            "POST",
+            "/v1/models/m:unknown",
+            400,
+            f'Malformed request: POST /v1/models/m:unknown; there is no verb "unknown": {VERBS}',
+        ),
         ("GET", "/v1/models/m:predict", 400, "Malformed request: GET /v1/models/m:predict"),
-        ("PUT", "/v1/models/m", 400, "Malformed request: PUT /v1/models/m"),
-        ("DELETE", "/v1/models/m:predict", 400, "Malformed request: DELETE /v1/models/m:predict"),
+        ("PUT", "/v1/models/m", 400, "Malformed request: PUT /v1/models/m; this path takes GET"),
+        ("DELETE", "/v1/models/m:predict", 400, "Malformed request: DELETE /v1/models/m:predict; this path takes POST"),
         ("GET", "/v1/nothing?x=1", 400, "Malformed request: GET /v1/nothing"),
         ("GET", "/v1/models/m%0A/x", 400, "Malformed request: GET /v1/models/m%0A/x"),
         ("GET", "/v1", 404, "Not found: /v1"),

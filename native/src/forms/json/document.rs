@@ -552,7 +552,7 @@ mod tests {
             (b"{\"\\u12g4\": 1}", "JSON Parse error: Incorrect hex digit after \\u escape in string. at offset: 2"),
             (b"{\"\\ud800\": 1}", "JSON Parse error: The surrogate pair in string is invalid. at offset: 2"),
             (b"{\"a\": 1, \"a\": 2}", "JSON object has the key \"a\" twice"),
-            (b"[1, 2]", "JSON Value: [1, 2] Is not object"),
+            (b"[1, 2]", "JSON Value: [1, 2] Is not object; the request's body must be a JSON object"),
             (
                 b"{\"a\": \"\xff\"}",
                 "JSON Parse error: 'utf-8' codec can't decode byte 0xff in position 7: invalid start byte",

@@ -187,15 +187,16 @@ fn take_object<'a>(document: &mut Object<'a>, key: &str) -> Result<Option<Object
 /// [`Declined::Fault`].
 pub fn table_ids(body: &[u8]) -> Result<(Vec<i64>, bool)> {
     let document = parse_object(body, false)?;
-    let (ids, wants_labels) = match &document[..] {
-        [(ids, value)] if ids == "ids" => (value, false),
-        [(ids, value), (labels, Json::Bool(wanted))] | [(labels, Json::Bool(wanted)), (ids, value)]
-            if ids == "ids" && labels == "labels" =>
-        {
-            (value, *wanted)
+    let (mut ids, mut wants_labels) = (None, false);
+    for (key, value) in &document {
+        match (&**key, value) {
+            ("ids", value) => ids = Some(value),
+            ("labels", Json::Bool(wanted)) => wants_labels = *wanted,
+            ("labels", _) => return Err(faults::labels_no_flag().into()),
+            (key, _) => return Err(faults::rows_key(key).into()),
         }
-        _ => return Err(faults::only_ids().into()),
-    };
+    }
+    let ids = ids.ok_or_else(|| faults::key_missing("ids"))?;
     if let Json::List(ids) = ids
         && let Some(key) = ids.iter().find(|id| matches!(**id, Json::Text(_)))
     {
@@ -626,7 +627,9 @@ fn add_ragged<'a>(
     if inputs.has(names.values) {
         return Err(faults::other_name(feature).into());
     }
-    let ids = flat_rows(format_args!("feature \"{feature}\""), rows, "ids")?;
+    let wanted = Wanted::of(signature, names.values);
+    let of_what = if wanted.takes_strings { "keys or ids" } else { "ids" };
+    let ids = flat_rows(format_args!("feature \"{feature}\""), rows, of_what)?;
     let lengths: Vec<usize> = ids.iter().map(Items::len).collect();
     let mut end = 0;
     let ends = lengths.iter().map(|length| {
@@ -634,7 +637,7 @@ fn add_ragged<'a>(
         i64::try_from(end).unwrap_or(i64::MAX)
     });
     let splits: Vec<i64> = std::iter::once(0).chain(ends).collect();
-    let values = leaves(feature, &ids, Wanted::of(signature, names.values), smallvec![end_of(&splits)])?;
+    let values = leaves(feature, &ids, wanted, smallvec![end_of(&splits)])?;
     inputs.insert(names.values, values);
     let dtype = signature.inputs[names.row_splits].dtype;
     inputs.insert(names.row_splits, Tensor { dtype, dims: smallvec![splits.len()], data: Data::Ints(splits) });
