@@ -13,14 +13,8 @@ from typing import NamedTuple, cast
 
 import generated_page
 
-from service.engine.admission import Limits
-from service.engine.counts import PageCounts, SampledRows
-from service.engine.deltas import Deltas, DeltaStatus
-from service.engine.model_config import ModelConfig, RequestLogConfig
-from service.engine.neighbor_indexes import IndexName
-from service.engine.neighbors import RowIndex
-from service.engine.request_context import Subject
-from service.engine.servable import LoadedServable, NativeServable, Servable
+from service.admission import Limits
+from service.control.request_context import Subject
 from service.errors import ArtifactError
 from service.observe.logs import dropped_line_metrics
 from service.observe.metric_text import BATCH_ROWS, QUEUE, Rows, Times
@@ -30,7 +24,13 @@ from service.observe.request_logs import RequestLogs
 from service.observe.request_metrics import Batches, Successes
 from service.observe.serving_metrics import MEANINGS
 from service.remote.core_clusters import CacheCounts, ReadCounts, RemoteCounts, RemoteState
+from service.search.neighbor_indexes import IndexName
 from service.types import State, Table, TableCounts, VersionStatus
+from service.versions.counts import PageCounts, SampledRows
+from service.versions.deltas import Deltas, DeltaStatus
+from service.versions.model_config import ModelConfig, RequestLogConfig
+from service.versions.neighbors import RowIndex
+from service.versions.servable import LoadedServable, NativeServable, Servable
 
 HEAD = """\
 # Metrics

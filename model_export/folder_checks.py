@@ -12,8 +12,8 @@ from pathlib import Path
 
 from model_export.errors import ExportError
 from service.artifact.manifest import Manifest
-from service.engine.model_config import is_in_store
 from service.errors import did_you_mean
+from service.versions.model_config import is_in_store
 
 SAVED_MODEL = "saved_model.pb"
 RUN_FILE = "run.json"

@@ -17,13 +17,13 @@ from typing import Any
 import hypothesis
 import pytest
 
+from service.control.engine import Engine
+from service.control.request_context import Finished
 from service.core.native_servable import compile_native
-from service.engine.engine import Engine
-from service.engine.registry import Registry
-from service.engine.request_context import Finished
 from service.graph.library import import_tensorflow
 from service.loading.loader import ServableLoader
 from service.native_tables import NATIVE_TABLES
+from service.versions.registry import Registry
 from tests.tower_model import write_tower_model
 from tests.toy_model import write_toy_model
 

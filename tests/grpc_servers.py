@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
+from service.control.engine import Engine
 from service.core.forwarded import NO_FORWARDING
-from service.engine.engine import Engine
 from service.grpc.grpcio_server import GrpcServer
 
 

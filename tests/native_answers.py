@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from service.engine.servable import Servable
 from service.types import Array
+from service.versions.servable import Servable
 
 
 def native_answer(servable: Servable, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:

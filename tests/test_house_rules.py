@@ -61,44 +61,50 @@ _TRAINED = _SHARED | {"model_export.spec", "model_export.tensorflow_setup"}
 MAY_IMPORT: dict[str, Row] = {
     "service._native": Row(),
     "service.errors": Row(),
+    "service.admission": Row({"service.errors"}),
     "service.types": Row({"service.errors"}, {"numpy"}),
     # service.native_tables imports the native core's kernels and checksums, if the core is installed.
     "service.native_tables": Row({"service._native"}),
     # service.artifact imports ml_dtypes, if it is installed, for bfloat16.
     "service.artifact": Row(_BASE | {"service.native_tables"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
-    # The engine imports artifact.completeness, because it must ignore a version folder that is not complete.
-    # It imports artifact.row_labels for what people call the rows of its tables.
-    "service.engine": Row(_BASE | {"service.artifact.completeness", "service.artifact.row_labels"}, {"numpy"}),
+    # The versions import artifact.completeness, because a version folder that is not complete must be ignored, and
+    # artifact.row_labels for what people call the rows of tables.
+    "service.versions": Row(_BASE | {"service.artifact.completeness", "service.artifact.row_labels"}, {"numpy"}),
+    "service.search": Row(_BASE | {"service.admission", "service.artifact.row_labels", "service.versions"}, {"numpy"}),
+    "service.control": Row(_BASE | {"service.admission", "service.search", "service.versions"}, {"numpy"}),
     # service.remote reads tables in a cluster. redis-py is an optional extra, so modules outside this folder import it
     # late.
     "service.remote": Row(_FORMATS | {"service._native"}, {"numpy", "redis"}),
     "service.tables": Row(
-        # The tables import engine.counts for counts by feature, and engine.neighbors for the types of a search for
+        # The tables import versions.counts for counts by feature, and versions.neighbors for the types of a search for
         # nearest rows.
         _FORMATS
         | {"service.native_tables", "service.remote"}
-        | {f"service.engine.{name}" for name in ("counts", "neighbors")},
+        | {f"service.versions.{name}" for name in ("counts", "neighbors")},
         {"numpy", "ml_dtypes"},
     ),
     # service.comparison opens both versions as a load does.
     "service.comparison": Row(_FORMATS | {"service.native_tables", "service.tables"}, {"numpy"}),
     "service.wire": Row(
-        _FORMATS | {"service.engine", "service.remote.address"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}
+        _FORMATS | {"service.versions", "service.control.table_view", "service.remote.address"},
+        {"numpy", "google.protobuf", "orjson", "ml_dtypes"},
     ),
     "service.configuration": Row(
-        _BASE | {"service.artifact.files", "service.engine", "service.wire"} | {"service.remote.address"}
+        _BASE
+        | {"service.artifact.files", "service.wire", "service.remote.address"}
+        | {"service.admission", "service.versions.model_config"}
     ),
     "service.healthcheck": Row({"service.artifact.files", "service.configuration", "service.wire"}, {"grpc"}),
     # No other folder of the server may import obstore. It is an optional extra, so process.object_stores imports this
     # folder only if --store_cache_dir is set.
     "service.stores": Row(
-        _FORMATS | {"service.engine.model_config"},
+        _FORMATS | {"service.versions.model_config"},
         {"obstore"},
     ),
     "service.deltas": Row(
         _FORMATS
         | {"service.remote", "service.tables"}
-        | {"service.engine.deltas", "service.engine.registry", "service.engine.servable"},
+        | {"service.versions.deltas", "service.versions.registry", "service.versions.servable"},
         {"numpy"},
     ),
     # Beside the reference, no other folder of the server may import TensorFlow. ml_dtypes gives numpy bfloat16, and
@@ -112,7 +118,7 @@ MAY_IMPORT: dict[str, Row] = {
     "service.reference": Row(
         _FORMATS
         | {"service.configuration"}
-        | {f"service.engine.{name}" for name in ("loads", "model_config", "model_set", "registry", "servable")}
+        | {f"service.versions.{name}" for name in ("loads", "model_config", "model_set", "registry", "servable")}
         | {f"service.graph.{name}" for name in ("restoring", "sparse")},
         {
             "fastapi",
@@ -130,7 +136,10 @@ MAY_IMPORT: dict[str, Row] = {
     # set.
     "service.observe": Row(
         _FORMATS
-        | {"service.configuration", "service.engine"}
+        | {
+            f"service.{name}"
+            for name in ("admission", "configuration", "control.request_context", "search", "versions")
+        }
         | {"service.remote.address", "service.remote.core_clusters"}
         # The metrics import parts of the tables to report how much of a table is in memory.
         | {"service.tables.huge_pages", "service.tables.table"},
@@ -138,7 +147,7 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     "service.access": Row(
         _BASE
-        | {"service.artifact.files", "service.configuration", "service.engine", "service.wire"}
+        | {f"service.{name}" for name in ("artifact.files", "configuration", "control", "versions", "wire")}
         # service.access counts the reloads of its files (callers, certificates) in metrics.
         | {"service.observe.reload_metrics"}
     ),
@@ -146,7 +155,7 @@ MAY_IMPORT: dict[str, Row] = {
     # counts.
     "service.core": Row(
         _BASE
-        | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}
+        | {f"service.{name}" for name in ("_native", "access", "configuration", "control", "tables", "versions")}
         | {
             "service.artifact.manifest",
             "service.artifact.row_labels",
@@ -164,15 +173,25 @@ MAY_IMPORT: dict[str, Row] = {
         _FORMATS
         | {
             f"service.{name}"
-            for name in ("comparison", "configuration", "deltas", "engine", "graph", "remote", "tables", "wire")
+            for name in (
+                "comparison",
+                "configuration",
+                "deltas",
+                "graph",
+                "remote",
+                "search",
+                "tables",
+                "versions",
+                "wire",
+            )
         }
-        | {"service.observe.metrics"},
+        | {"service.observe.metrics", "service.wire"},
         {"numpy"},
     ),
     # The reference servers may import no tables, no graphs and no settings.
     "service.http": Row(
         _BASE
-        | {"service.artifact.signature_def", "service.engine", "service.wire"}
+        | {"service.admission", "service.artifact.signature_def", "service.control", "service.versions", "service.wire"}
         | {"service.access.callers", "service.access.sessions", "service.core.forwarded"}
         # The schemas of the OpenAPI document are made from the dataclasses that are written as JSON.
         | {"service.comparison.document"},
@@ -180,7 +199,8 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     "service.grpc": Row(
         _BASE
-        | {"service.artifact.protos", "service.artifact.signature_def", "service.engine", "service.wire"}
+        | {"service.artifact.protos", "service.artifact.signature_def", "service.wire"}
+        | {"service.admission", "service.control", "service.versions"}
         | {"service.access.callers", "service.core.forwarded"},
         # The gRPC server catches protobuf's own error for malformed messages of the health and reflection services.
         {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message"},
@@ -197,7 +217,7 @@ MAY_IMPORT: dict[str, Row] = {
         {"model_export.environment"}, {"tensorflow", "tensorflow_recommenders", "tf_keras"}
     ),
     # Keras itself needs h5py, so that it is there where a model of Keras is.
-    "model_export.folder_checks": Row(_SHARED | {"service.engine.model_config"}, {"h5py"}),
+    "model_export.folder_checks": Row(_SHARED | {"service.versions.model_config"}, {"h5py"}),
     "model_export.row_names": Row(_SHARED),
     "model_export.spec": Row(_SHARED, {"numpy"}),
     "model_export.training": Row(_TRAINED, {"numpy"}),
@@ -208,7 +228,7 @@ MAY_IMPORT: dict[str, Row] = {
     # Its modules answer as the server does, in its native core, and run parts of an artifact's graph.
     "model_export.answers": Row(
         _FORMATS
-        | {"model_export.graphs", "service.engine.servable", "service.graph", "service.process.trial"}
+        | {"model_export.graphs", "service.versions.servable", "service.graph", "service.process.trial"}
         | {"service.reference.models", "service.tables.backend", "service.wire.predict_proto"},
         {"numpy", "tensorflow"},
     ),
@@ -267,7 +287,8 @@ MAY_IMPORT: dict[str, Row] = {
     # model_export.stores writes with the server's own client of object stores. obstore is an optional extra, so the
     # commands import the folder late (docs/adr/0044).
     "model_export.stores": Row(
-        _SHARED | {"model_export.folder_checks", "service.engine.model_config", "service.stores.object_store"}, {"tqdm"}
+        _SHARED | {"model_export.folder_checks", "service.versions.model_config", "service.stores.object_store"},
+        {"tqdm"},
     ),
     "model_export.layers": Row(_TRAINED | {"model_export.graphs", "model_export.training"}, {"numpy"}),
     "model_export.distribution": Row(_TRAINED | {"model_export.training"}),

@@ -93,14 +93,14 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         r"CONTROL_SLOTS: usize = ([^;]+);",
     ),
     "frames without progress (HTTP/2), see below": (f"{EDGE}/frames.rs", r"ALLOWANCE: u32 = ([^;]+);"),
-    "rows of a page of a table (`:page`)": ("service/engine/table_view.py", r"MAX_PAGE_ROWS = (\d+)"),
+    "rows of a page of a table (`:page`)": ("service/control/table_view.py", r"MAX_PAGE_ROWS = (\d+)"),
     "pages and rows of tables that are read at the same time": (
         "service/http/table_view_routes.py",
         r"MAX_READS = (\d+)",
     ),
-    "points of a table's map (`:projection`)": ("service/engine/table_view.py", r"MAX_POINTS = ([\d_]+)"),
+    "points of a table's map (`:projection`)": ("service/control/table_view.py", r"MAX_POINTS = ([\d_]+)"),
     "maps of tables, and colours of maps, that wait; that are kept": (
-        "service/engine/table_view.py",
+        "service/control/table_view.py",
         r"MAX_MAPS = (\d+)",
     ),
     "sessions of the console": ("service/access/sessions.py", r"MAX_SESSIONS = (\d+)"),
@@ -114,11 +114,11 @@ CONSTANTS: dict[str, tuple[str, str]] = {
     ),
     "length of a session of the console": ("service/access/sessions.py", r"SESSION_S = ([\d_]+)"),
     "ids and keys of a filter of a search for nearest rows": (
-        "service/engine/searches.py",
+        "service/search/searches.py",
         r"MAX_FILTER_IDS = (\d\w*)",
     ),
     "time of a search for nearest rows, if the request has no earlier deadline": (
-        "service/engine/searches.py",
+        "service/search/searches.py",
         r"MAX_SEARCH_S = (\d+)",
     ),
     "headers (HTTP/1.1)": ("hyper", "1.12.0"),
@@ -239,7 +239,7 @@ def known_reasons(kind: str) -> frozenset[str]:
         assert block
         floods = {name if name == "malformed" else f"flood_{name}" for name in re.findall(r'"(\w+)"', block[1])}
         return frozenset(floods | {"connections", "handshake", "idle", "stalled"})
-    admission = (ROOT / "service/engine/admission.py").read_text()
+    admission = (ROOT / "service/admission.py").read_text()
     in_python = re.search(r"Reason = Literal\[(.+)\]", admission)
     assert in_python
     refusing = "".join((ROOT / EDGE / name).read_text() for name in ("shared.rs", "grpc_forwarding.rs", "http.rs"))

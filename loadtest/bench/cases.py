@@ -101,7 +101,7 @@ Server = Service | Baseline
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """What a user switches on beside the plain service.
+    """A setting of the server, or a habit of its clients, beside the plain service.
 
     flags: of the server; {files} stands for the folder that write_mode_files fills. gzips: whether requests are
     compressed. headers: of each request. is_tls: whether connections are encrypted.

@@ -29,12 +29,12 @@ from model_export.statistics.table_statistics import TableDescription, TableStat
 from service.artifact.delta_file import Delta, Inbox, encode
 from service.artifact.delta_journal import Journal, journal_path
 from service.artifact.manifest import MANIFEST_PATH, Manifest
-from service.engine.model_config import find_versions
 from service.errors import DeltaRefused, JournalUnavailable, ServiceError
 from service.loading.kept_files import HotRowsFiles
 from service.stores.fetch import RECORD, Cache, read_record
 from service.stores.mirror import Mirror
 from service.stores.object_store import StoredObject, StoreError
+from service.versions.model_config import find_versions
 from tests.toy_model import write_toy_model
 
 _ALL = 1 << 30

@@ -30,14 +30,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from service.artifact.delta_journal import journal_path
 from service.deltas.rules import GONE_S, JournalPruning
-from service.engine.loads import LoadRules
-from service.engine.model_config import All, Latest, ModelConfig, Specific, VersionPolicy, wanted_versions
-from service.engine.model_set import ModelSet
-from service.engine.registry import Registry
-from service.engine.repository import ModelWatcher
-from service.engine.servable import Servable
 from service.errors import ArtifactError, NotReady, ServiceError
 from service.types import ModelRef, State, VersionStatus
+from service.versions.loads import LoadRules
+from service.versions.model_config import All, Latest, ModelConfig, Specific, VersionPolicy, wanted_versions
+from service.versions.model_set import ModelSet
+from service.versions.registry import Registry
+from service.versions.repository import ModelWatcher
+from service.versions.servable import Servable
 
 # Repositories of one seed.
 EXAMPLES = 10

@@ -18,13 +18,13 @@ import numpy as np
 from model_export.graphs.signature_runner import SERVE, constant_arrays
 from service.artifact.manifest import Manifest
 from service.artifact.signature_def import read_signatures
-from service.engine.servable import Servable
 from service.errors import ArtifactError, InvalidRequest
 from service.graph.probes import near_texts
 from service.process.trial import cut_servable, missing_core, reference_of
 from service.reference.models import Model
 from service.tables.backend import open_lookups
 from service.types import Array, SignatureSpec
+from service.versions.servable import Servable
 
 # Largest number of elements of a constant that is read, of bytes of a string, and of constants of one kind.
 _MOST_ELEMENTS, _MOST_BYTES, _MOST_CONSTANTS = 8, 40, 64

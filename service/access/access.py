@@ -16,10 +16,10 @@ from service.access.guarded_engine import GuardedEngine
 from service.access.sessions import SecretError, Sessions, SignedSessions, read_secrets
 from service.artifact.files import read_plain_file
 from service.configuration.settings import StartError
-from service.engine.engine import Engine
-from service.engine.registry import Registry
-from service.engine.request_context import Observer
+from service.control.engine import Engine
+from service.control.request_context import Observer
 from service.observe.reload_metrics import ReloadCounter
+from service.versions.registry import Registry
 
 Text = tuple[bytes, str]
 T = TypeVar("T")

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from service.access.callers import Grant, Right
-from service.engine.engine import Engine
-from service.engine.model_config import ModelConfig, Origin
-from service.engine.request_context import Call
+from service.control.engine import Engine
+from service.control.request_context import Call
 from service.errors import PermissionDenied, ServiceError
 from service.types import ModelRef, VersionStatus
+from service.versions.model_config import ModelConfig, Origin
 
 # The right on a model that a caller needs for each method of Engine whose first argument names the model. `diff` needs
 # "admin", because it reads whole tables.

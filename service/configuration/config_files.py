@@ -10,7 +10,8 @@ from pathlib import Path
 
 from service.artifact.files import read_plain_file
 from service.configuration.settings import Settings
-from service.engine.model_config import (
+from service.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError
+from service.versions.model_config import (
     ModelConfig,
     fault_of,
     find_versions,
@@ -19,7 +20,6 @@ from service.engine.model_config import (
     unreadable,
     unserved,
 )
-from service.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError
 from service.wire.config_protos import PrometheusConfig, parse_config_text, parse_monitoring_text
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from service.admission import NeighborLimits
 from service.configuration.server_settings import ServerSettings, setting
-from service.engine.admission import NeighborLimits
 
 # The channel arguments of gRPC that the native core follows.
 CORE_CHANNEL_ARGUMENTS = (

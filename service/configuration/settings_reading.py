@@ -25,9 +25,9 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from service.configuration.server_settings import Port
 from service.configuration.settings import COMMON, ENV_PREFIX, SECTIONS, Settings
-from service.engine.model_config import is_in_store
 from service.errors import did_you_mean
 from service.remote.address import remote_tables, without_password
+from service.versions.model_config import is_in_store
 
 
 @dataclass(frozen=True, slots=True)

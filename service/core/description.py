@@ -19,8 +19,6 @@ import numpy as np
 from service.artifact.manifest import LookupFeature
 from service.artifact.row_labels import RowLabels
 from service.artifact.signature_rules import OutputRule
-from service.engine.counts import FeatureIds, summed
-from service.engine.servable import sums_of_counts
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.remote.core_clusters import remote_description
 from service.tables.backend import OpenedLookups, Paging
@@ -39,6 +37,8 @@ from service.types import (
     TensorSpec,
     Vocabulary,
 )
+from service.versions.counts import FeatureIds, summed
+from service.versions.servable import sums_of_counts
 
 # The dtypes of tensors that the native core can read and write, as in native/src/plan/inputs.rs.
 CORE_DTYPES = frozenset(

@@ -21,8 +21,8 @@ from service import _native
 from service.access.callers import Caller, Callers
 from service.access.tls import Wires
 from service.configuration.settings import Settings, StartError
+from service.control.request_context import Recorder, Tracing
 from service.core.native_servable import RoutePublisher
-from service.engine.request_context import Recorder, Tracing
 from service.errors import InvalidRequest
 from service.observe.metric_text import EXAMPLES, QUEUE, REQUEST
 from service.wire.config_protos import SslConfig

@@ -8,11 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from service.control.request_context import Recorder
 from service.core.description import Described, describe, left_out
-from service.engine.counts import FeatureCounts, SampledRows, summed
-from service.engine.registry import ModelRoutes
-from service.engine.request_context import Recorder
-from service.engine.servable import NativeServable, Servable, sums_of_counts
 from service.errors import (
     BackendFailure,
     DataLoss,
@@ -29,6 +26,9 @@ from service.graph.native_form import NativeGraph, PythonOnly
 from service.tables.backend import OpenedLookups
 from service.tables.table import MappedTable
 from service.types import INIT_SIGNATURE, Array, TableCounts, Tensors, runnable
+from service.versions.counts import FeatureCounts, SampledRows, summed
+from service.versions.registry import ModelRoutes
+from service.versions.servable import NativeServable, Servable, sums_of_counts
 from service.wire.predict_proto import decode_response, encode_request
 
 if TYPE_CHECKING:

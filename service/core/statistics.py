@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from service.configuration.settings import Settings
-from service.engine import request_context
-from service.engine.counts import PageCounts
-from service.engine.request_context import Subject
+from service.control import request_context
+from service.control.request_context import Subject
 from service.observe.metric_text import BATCH_ROWS, QUEUE, REQUEST, Durations, Rows, Times
 from service.observe.request_metrics import Batches, RequestCounter, Successes
 from service.types import SignatureKind
+from service.versions.counts import PageCounts
 from service.wire.config_protos import BatchingParameters
 
 Document = dict[str, Any]

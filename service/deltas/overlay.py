@@ -25,11 +25,11 @@ import numpy as np
 from service.artifact.delta_file import Delta
 from service.artifact.manifest import Manifest, TableEntry, TableScale
 from service.artifact.stored_tables import rounded
-from service.engine.servable import Holder, Servable
 from service.errors import ArtifactError
 from service.tables.guarded_files import GuardedFiles
 from service.tables.table import MappedTable
 from service.types import TABLE_DTYPES, Array
+from service.versions.servable import Holder, Servable
 
 
 class OverlaidTable:

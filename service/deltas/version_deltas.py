@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 from service.artifact.delta_file import Delta, DeltaFault, Inbox, check_delta, check_rows, encode
 from service.artifact.delta_journal import Journal
 from service.deltas.overlay import Ordered, Overlay
-from service.engine.deltas import AppliedDelta, DeltaStatus, JournalSize, RowOrigin, Upsert, UpsertReceipt
-from service.engine.registry import Registry
-from service.engine.servable import Holder, Servable
 from service.errors import DeltaRefused, IdOutOfRange, IdsTooMany, InputMismatch, TableNotFound, TableUnreachable
 from service.tables.vocabulary import TableKeys
 from service.types import Array, TableInfo
+from service.versions.deltas import AppliedDelta, DeltaStatus, JournalSize, RowOrigin, Upsert, UpsertReceipt
+from service.versions.registry import Registry
+from service.versions.servable import Holder, Servable
 
 if TYPE_CHECKING:
     from service.remote.changes import TableChanges

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 import grpc
 
 from service.access.callers import Callers, Grant, Part, names_of_auth_context
+from service.admission import Reservation
+from service.control import request_context
+from service.control.engine import Engine
 from service.core.forwarded import Forwarding
-from service.engine import request_context
-from service.engine.admission import Reservation
-from service.engine.engine import Engine
 from service.errors import NotFound, Unauthenticated, Unimplemented
 from service.grpc import health
 from service.grpc.health import HEALTH_SERVICE, REFLECTION_NAMES, Health, Reflection

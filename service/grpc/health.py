@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from service.engine.engine import Engine
+from service.control.engine import Engine
 from service.errors import NotFound
 
 HEALTH_SERVICE = "grpc.health.v1.Health"

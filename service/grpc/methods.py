@@ -18,12 +18,12 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from service.artifact.protos import new_pool
 from service.artifact.signature_def import encode_metadata
-from service.engine.engine import Engine, ModelDescription
-from service.engine.neighbors import SIGNATURE
-from service.engine.request_context import Call, Tracing
+from service.control.engine import Engine, ModelDescription
+from service.control.request_context import Call, Tracing
 from service.errors import InvalidRequest, LabelNotFound, NotFound, NotReady, ServiceError, Unimplemented
 from service.grpc.health import HEALTH_SERVICE, REFLECTION_SERVICE
 from service.types import SignatureSpec
+from service.versions.neighbors import SIGNATURE
 from service.wire import oip_models
 from service.wire.api import (
     GRPC_API,

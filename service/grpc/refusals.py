@@ -12,7 +12,7 @@ from typing import get_args
 
 import grpc
 
-from service.engine import request_context
+from service.control import request_context
 from service.errors import Code, Overloaded, ServiceError
 
 STATUS_CODES: dict[str, grpc.StatusCode] = {code: grpc.StatusCode[code] for code in get_args(Code)}

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.callers import Callers
 from service.access.sessions import CSRF_HEADER, Sessions
-from service.engine.engine import Engine
+from service.control.engine import Engine
 from service.errors import MalformedPayload, PermissionDenied, RouteNotFound, ServiceError
 from service.http.access import AccessMiddleware, session_cookie
 from service.http.body import read_uncounted

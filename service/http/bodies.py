@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from service.comparison import document
-from service.engine.neighbors import METRICS
+from service.versions.neighbors import METRICS
 from service.wire.oip_models import DATATYPES
 
 Json = dict[str, Any]

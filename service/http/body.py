@@ -7,7 +7,7 @@ import zlib
 
 from starlette.requests import ClientDisconnect, Request
 
-from service.engine.admission import Admission, Reservation
+from service.admission import Admission, Reservation
 from service.errors import MalformedPayload, PayloadTooLarge
 
 # zlib's window size that selects gzip's format; HTTP's "deflate" is zlib's own format.

@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 
 from service.access.callers import Callers
 from service.access.sessions import COOKIE, SESSION_S, Sessions
-from service.engine.engine import Engine
+from service.control.engine import Engine
 from service.errors import MalformedPayload, RouteNotFound, ServiceError
 from service.http.access import session_cookie
 from service.http.body import read_uncounted

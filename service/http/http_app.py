@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 
 from service.access.callers import Callers
 from service.access.sessions import Sessions
+from service.control.engine import Engine
 from service.core.forwarded import NO_FORWARDING, Forwarding
-from service.engine.engine import Engine
 from service.errors import ModelNotFound, RouteNotFound, ServiceError
 from service.http.access import AccessMiddleware
 from service.http.console_routes import ConsoleSources, add_console_routes

@@ -21,7 +21,7 @@ from re import DOTALL, findall
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.engine import request_context
+from service.control import request_context
 from service.http.errors import unexpected_error_response
 
 _CORS_METHODS = (b"access-control-allow-methods", b"POST, GET")

@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.artifact.signature_def import metadata_json
-from service.engine.counts import DEFAULT_HOT_ROWS, MAX_HOT_ROWS, TableTraffic
-from service.engine.engine import Engine
+from service.control.engine import Engine
 from service.errors import InvalidRequest, Overloaded
 from service.http.routing import add_model_route, add_route, in_the_core, model_ref, version_number
+from service.versions.counts import DEFAULT_HOT_ROWS, MAX_HOT_ROWS, TableTraffic
 from service.wire.api import statuses_json
 from service.wire.json_body import encode_tables
 

@@ -13,14 +13,14 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.engine.admission import Reservation
-from service.engine.engine import Engine
-from service.engine.neighbors import SIGNATURE
-from service.engine.request_context import Call
+from service.admission import Reservation
+from service.control.engine import Engine
+from service.control.request_context import Call
 from service.errors import DeadlineExceeded, ServiceError
 from service.http.body import read_body
 from service.http.routing import add_model_route, model_ref
 from service.types import ModelRef
+from service.versions.neighbors import SIGNATURE
 from service.wire.api import HTTP_API
 from service.wire.json_body import decode_neighbors, encode_neighbors
 

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.engine.engine import Engine, ModelDescription
+from service.control.engine import Engine, ModelDescription
 from service.errors import MalformedPayload, Unimplemented
 from service.http.body import read_uncounted
 from service.http.middleware import IS_ENCODED

@@ -16,8 +16,8 @@ from typing import Any
 
 from starlette.routing import BaseRoute
 
-from service.engine.engine import Engine, ModelDescription
-from service.engine.table_view import vocabularies_of
+from service.control.engine import Engine, ModelDescription
+from service.control.table_view import vocabularies_of
 from service.errors import ServiceError
 from service.http.bodies import Error, Json, example_of, schemas
 from service.http.operations import DESCRIBED, ERRORS, TAGS, Answer, Operation

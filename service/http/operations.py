@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.engine.counts import DEFAULT_HOT_ROWS, MAX_HOT_ROWS
 from service.http import bodies
 from service.http.bodies import Json
+from service.versions.counts import DEFAULT_HOT_ROWS, MAX_HOT_ROWS
 
 EMBEDDINGS, TENSORFLOW_SERVING, OPEN_INFERENCE = "Embeddings", "TensorFlow Serving", "Open Inference Protocol"
 VERSIONS, OPERATIONS = "Versions", "Operations"

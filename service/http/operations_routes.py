@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from service.engine.engine import Engine
+from service.control.engine import Engine
 from service.http.middleware import page_policy
 from service.http.routing import add_route
 

@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.engine.engine import Engine
-from service.engine.table_view import (
+from service.control.engine import Engine
+from service.control.table_view import (
     MAX_PAGE_ROWS,
     MAX_POINTS,
     KeptMaps,

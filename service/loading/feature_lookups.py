@@ -8,7 +8,6 @@ from typing import Protocol
 
 from service.artifact.manifest import LookupFeature
 from service.artifact.signature_rules import OutputRule
-from service.engine.servable import Servable
 from service.errors import ArtifactError
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.tables.backend import LookupBackend, OpenedLookups
@@ -16,6 +15,7 @@ from service.tables.plan import FeaturePlan, SignaturePlan
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.types import WEIGHTS_SUFFIX, Array, RaggedNames, SignatureSpec, Tensors, TensorSpec, Vocabulary
+from service.versions.servable import Servable
 
 _ROWS = "rows"
 

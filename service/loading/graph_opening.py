@@ -14,7 +14,6 @@ import numpy as np
 from service.artifact.dict_vocabulary import vocabulary_lines
 from service.artifact.manifest import LookupFeature, Manifest
 from service.artifact.signature_def import SERVE_TAGS
-from service.engine.servable import Servable
 from service.errors import ArtifactError
 from service.graph.lazy import LazyBackend
 from service.graph.native_form import NativeGraph, PythonOnly
@@ -28,6 +27,7 @@ from service.tables.plan import FeaturePlan
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.types import Array, Backend, SignatureSpec
+from service.versions.servable import Servable
 from service.wire.config_protos import BatchingParameters
 
 # Most keys with which the manifest's vocabulary is compared with the graph's own; this many take half a second.

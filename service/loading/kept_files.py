@@ -22,13 +22,13 @@ import numpy as np
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.delta_journal import model_folder
 from service.artifact.files import read_plain_file, write_whole
-from service.engine.counts import MAX_HOT_ROWS
-from service.engine.neighbor_indexes import Indexing, IndexName
-from service.engine.neighbors import RowIndex
-from service.engine.servable import LoadedServable, Servable
 from service.errors import ArtifactError
+from service.search.neighbor_indexes import Indexing, IndexName
 from service.tables.row_index import RowLists, build_index, decode, encode, tune_index
 from service.types import Array
+from service.versions.counts import MAX_HOT_ROWS
+from service.versions.neighbors import RowIndex
+from service.versions.servable import LoadedServable, Servable
 
 logger = logging.getLogger(__name__)
 

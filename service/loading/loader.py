@@ -23,9 +23,6 @@ from service.configuration.settings import Settings, StartError
 from service.deltas.overlay import Overlay, PrivateMaps
 from service.deltas.rules import DeltaRules, JournalPruning
 from service.deltas.version_deltas import Target
-from service.engine.loads import LoadRules, OpenStore
-from service.engine.model_config import ModelConfig, Origin
-from service.engine.servable import Servable
 from service.errors import ArtifactError, DataLoss, InvalidRequest, ServiceError
 from service.graph.lazy import LazyBackend
 from service.graph.native_form import NativeGraph, PythonOnly
@@ -39,6 +36,9 @@ from service.tables.remote_table import RemoteTable
 from service.tables.residency import Residency
 from service.tables.table import MappedTable
 from service.types import Array, runnable
+from service.versions.loads import LoadRules, OpenStore
+from service.versions.model_config import ModelConfig, Origin
+from service.versions.servable import Servable
 from service.wire.config_protos import BatchingParameters, parse_batching_text
 
 if TYPE_CHECKING:

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.manifest import Manifest, TableEntry
 from service.artifact.stored_tables import table_info
-from service.engine.model_config import ModelConfig
-from service.engine.servable import Servable
 from service.errors import ArtifactError, TableUnreachable, did_you_mean
 from service.remote.address import StoreAddress, remote_tables
 from service.remote.core_clusters import Clusters, RemoteState, Subject
@@ -24,6 +22,8 @@ from service.remote.layout import TableLayout
 from service.tables.remote_table import RemoteTable
 from service.tables.residency import hottest_rows
 from service.types import Array
+from service.versions.model_config import ModelConfig
+from service.versions.servable import Servable
 
 if TYPE_CHECKING:
     from service.remote.changes import TableChanges

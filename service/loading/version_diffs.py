@@ -14,10 +14,10 @@ from typing import Any
 from service.artifact.manifest import MANIFEST_PATH
 from service.comparison.document import VersionDiff
 from service.comparison.versions import compare_rows, compare_versions
-from service.engine.loads import LoadRules
-from service.engine.servable import LoadedServable, Servable
 from service.errors import ArtifactError, ServiceError
 from service.types import Array
+from service.versions.loads import LoadRules
+from service.versions.servable import LoadedServable, Servable
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ import numpy as np
 from service.artifact.hashes import masked_of
 from service.artifact.protos import check_num_fields
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH, read_records
-from service.engine.servable import Servable
 from service.errors import ArtifactError, MalformedPayload, ServiceError
 from service.types import Array, SignatureSpec, TensorSpec
+from service.versions.servable import Servable
 from service.wire.api import parse_message
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from service.engine import request_context
-from service.engine.request_context import Subject
+from service.control import request_context
+from service.control.request_context import Subject
 from service.errors import ServiceError
 from service.observe.metric_text import REQUEST, quantile_s
 from service.observe.request_metrics import Requests

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 
-from service.engine.admission import Limits
-from service.engine.servable import LoadedServable
+from service.admission import Limits
 from service.observe.attention import ReadFiles
 from service.observe.metric_text import CONTENT_TYPE, series
 from service.observe.own_metrics import (
@@ -23,6 +22,7 @@ from service.observe.reload_metrics import ReloadCounter, TlsCounter
 from service.observe.request_metrics import AdmissionCounter, Batches, Notes, RequestCounter, WarmupCounter
 from service.observe.serving_metrics import Counted, serving_lines
 from service.types import State, VersionStatus
+from service.versions.servable import LoadedServable
 
 # Number of scrapes that still show a removed model's counters, so that a few Prometheus servers get its last counts.
 SHOWN_SCRAPES = 10

@@ -23,9 +23,9 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.engine import request_context
-from service.engine.servable import Servable
+from service.control import request_context
 from service.errors import ServiceError
+from service.versions.servable import Servable
 
 # Status codes of gRPC by which the server has failed. Source: OpenTelemetry's semantic conventions 1.45, gRPC.
 _FAILURES = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from service.engine.counts import PageCounts, TableTraffic
-from service.engine.deltas import DeltaStatus
-from service.engine.neighbor_indexes import IndexName
-from service.engine.neighbors import RowIndex
-from service.engine.request_context import Subject
-from service.engine.servable import LoadedServable
+from service.control.request_context import Subject
 from service.observe.metric_text import QUEUE, REQUEST, SECONDS, Kind, Times, family, histogram, labels, series
 from service.observe.request_metrics import Batches, Requests, Successes
 from service.remote.core_clusters import RemoteCounts, RemoteState
+from service.search.neighbor_indexes import IndexName
 from service.types import State, TableCounts, VersionStatus
+from service.versions.counts import PageCounts, TableTraffic
+from service.versions.deltas import DeltaStatus
+from service.versions.neighbors import RowIndex
+from service.versions.servable import LoadedServable
 
 _SECONDS = tuple(map(repr, SECONDS))
 _PREFIX = "embedding_server_"

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from service.artifact.hashes import masked_of
 from service.artifact.protos import message_class
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, encode_record
-from service.engine.model_config import ModelConfig, RequestLogConfig
-from service.engine.request_context import Recorder
+from service.control.request_context import Recorder
 from service.observe.metric_text import labels, series
+from service.versions.model_config import ModelConfig, RequestLogConfig
 
 SUFFIX, OPEN_SUFFIX = ".tfrecord", ".tfrecord.part"
 # Least number of full files that a request log is divided into, so that little is lost when the oldest one is removed.

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from threading import get_ident
 from typing import NamedTuple, Protocol, TypeVar
 
-from service.engine.admission import Limits
-from service.engine.request_context import Finished, Subject
+from service.admission import Limits
+from service.control.request_context import Finished, Subject
 from service.errors import ServiceError
 from service.observe.metric_text import (
     BATCH_ROWS,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from service.engine.request_context import Subject
+from service.control.request_context import Subject
 from service.observe.metric_text import (
     BATCH_ROWS,
     EXAMPLES,

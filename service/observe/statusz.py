@@ -13,12 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from service.admission import Limits
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import shown_settings
-from service.engine.admission import Limits
-from service.engine.deltas import DeltaStatus
-from service.engine.registry import Registry
-from service.engine.servable import LoadedServable
 from service.observe.attention import ReadFiles, attention
 from service.observe.history import Noted, RecentRequests
 from service.observe.metric_text import Times, quantile_s
@@ -26,6 +23,9 @@ from service.observe.request_metrics import AdmissionCounter, Requests, Successe
 from service.tables.huge_pages import huge_bytes, resident_bytes
 from service.tables.table import MappedTable
 from service.types import runnable
+from service.versions.deltas import DeltaStatus
+from service.versions.registry import Registry
+from service.versions.servable import LoadedServable
 
 Document = dict[str, Any]
 

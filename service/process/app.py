@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING
 
 from service.access.access import create_access
 from service.access.tls import Wires
+from service.admission import Admission, Limits
 from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import installed_version
+from service.control.engine import Engine
 from service.core.native_servable import RoutePublisher, compile_native
 from service.core.statistics import Batcher, Pages, create_batcher
 from service.deltas.version_deltas import Follower
-from service.engine.admission import Admission, Limits
-from service.engine.engine import Engine
-from service.engine.model_set import ModelSet
-from service.engine.registry import Registry
-from service.engine.servable import LoadedServable, Servable
 from service.graph.library import load_early
 from service.loading.feature_lookups import CompileNative
 from service.loading.kept_files import HotRowsFiles, indexing_of
@@ -53,6 +50,9 @@ from service.process.resources import UnjoinedThreads, handle_signals, in_own_th
 from service.remote.address import remote_tables
 from service.remote.core_clusters import Clusters
 from service.types import State, VersionStatus
+from service.versions.model_set import ModelSet
+from service.versions.registry import Registry
+from service.versions.servable import LoadedServable, Servable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -162,7 +162,7 @@ def _serve(settings: Settings) -> int:
     # reported without it.
     import uvloop
 
-    from service.engine import request_context
+    from service.control import request_context
 
     name_requests_in_log(request_context.request_id.get)
     raise_descriptor_limit()

@@ -9,8 +9,8 @@ from typing import Any
 
 from service.access.access import Access
 from service.configuration.settings import Settings
+from service.control.engine import Engine
 from service.core.forwarded import Forwarding
-from service.engine.engine import Engine
 from service.grpc.grpcio_server import GrpcServer, Guard
 from service.http.admin_app import create_admin_app
 from service.http.console_routes import ConsoleSources, new_csrf

@@ -11,7 +11,7 @@ from service.access.access import Access
 from service.access.tls import Wires
 from service.configuration.config_files import metrics_paths, read_monitoring_config
 from service.configuration.settings import Settings, StartError
-from service.engine.engine import Engine
+from service.control.engine import Engine
 from service.errors import ServiceError
 
 

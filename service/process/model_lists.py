@@ -10,12 +10,12 @@ from pathlib import Path
 
 from service.configuration.config_files import ConfigFile, models_of
 from service.configuration.settings import Settings, StartError
-from service.engine.engine import Engine
-from service.engine.model_config import ClientFolders, ModelConfig, Origin, Specific, VersionPolicy, with_origin
-from service.engine.model_set import ModelSet
+from service.control.engine import Engine
 from service.errors import ConfigConflict, LabelNotFound, ModelNotFound, ServiceError
 from service.loading.remote_tables import unserved_models
 from service.remote.address import remote_tables
+from service.versions.model_config import ClientFolders, ModelConfig, Origin, Specific, VersionPolicy, with_origin
+from service.versions.model_set import ModelSet
 from service.wire.config_protos import parse_config_text
 
 

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 from service.access.access import Access
 from service.access.tls import Wires
 from service.configuration.settings import Settings, StartError
+from service.control.engine import Engine
 from service.core.edge import Edge, Listeners, SampledRequests
 from service.core.forwarded import Forwarding
 from service.core.native_servable import RoutePublisher
 from service.core.statistics import NativeStatistics
-from service.engine.engine import Engine
 from service.observe.history import RecentRequests
 from service.observe.metrics import Metrics
 from service.process.bound_ports import BACKLOG, BoundPort, Ports, check_socket_path, grpc_port, http_port

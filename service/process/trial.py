@@ -24,7 +24,6 @@ from service.artifact.signature_def import read_signatures
 from service.configuration.settings import Settings
 from service.core.choice import has_core
 from service.core.native_servable import compile_native
-from service.engine.servable import Servable
 from service.errors import ServiceError
 from service.graph.savedmodel import open_savedmodel
 from service.graph.tower import TowerBackend
@@ -38,6 +37,7 @@ from service.tables.backend import LookupBackend, OpenedLookups, open_lookups
 from service.tables.guarded_files import GuardedFiles
 from service.tables.table import MappedTable
 from service.types import Array, Backend, SignatureSpec, Tensors, TensorSpec
+from service.versions.servable import Servable
 from service.wire.predict_proto import decode_inputs, decode_request, decode_response, encode_request, encode_response
 
 # Seconds of processor time of one measurement of a function: many times 5 ms, after which Python's interpreter switches

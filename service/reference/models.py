@@ -21,11 +21,6 @@ from service.artifact.signature_def import SERVE_TAGS, read_signatures
 from service.artifact.signature_rules import described, lookup_rules, signature_faults
 from service.artifact.unsafe_ops import check_ops
 from service.configuration.settings import Settings, StartError
-from service.engine.loads import LoadRules
-from service.engine.model_config import ModelConfig
-from service.engine.model_set import ModelSet
-from service.engine.registry import Registry
-from service.engine.servable import Servable
 from service.errors import (
     ArtifactError,
     BackendFailure,
@@ -40,6 +35,11 @@ from service.reference.inputs import check_joined, check_names, checked, chosen_
 from service.reference.lookups import Lookup
 from service.reference.rows import Table, open_tables
 from service.types import INIT_SIGNATURE, Array, ModelRef, SignatureSpec, Tensors
+from service.versions.loads import LoadRules
+from service.versions.model_config import ModelConfig
+from service.versions.model_set import ModelSet
+from service.versions.registry import Registry
+from service.versions.servable import Servable
 
 NOT_HERE = "the reference does not apply them; install the core, or remove them"
 

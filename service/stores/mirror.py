@@ -19,10 +19,10 @@ from typing import Any
 
 from service.artifact.completeness import Fingerprint, fingerprint
 from service.artifact.files import remove_folder, restore_folders
-from service.engine.model_config import find_versions, same_number, version_number
 from service.errors import ArtifactError, NotReady, ServiceError
 from service.stores.fetch import Cache, Fetch, Outcome, bring_deltas, read_record
 from service.stores.object_store import ObjectStore, StoredObject, StoreError
+from service.versions.model_config import find_versions, same_number, version_number
 
 logger = logging.getLogger(__name__)
 

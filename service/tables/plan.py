@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from service.artifact.manifest import LookupFeature, SignatureEntry
 from service.artifact.signature_rules import LookupRules, OutputRule
-from service.engine.counts import FeatureIds
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.types import TableCounts
+from service.versions.counts import FeatureIds
 
 # Policies for bad ids (outside the table) by which such an id reads another id's row.
 _READ_INSTEAD = ("default_row", "clamp", "wrap")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.engine.neighbors import Nearest, RowSearch
 from service.errors import TableUnreachable, Unimplemented, id_out_of_range
 from service.remote.address import StoreAddress
 from service.remote.layout import TableLayout
 from service.tables.table import MappedTable
 from service.types import TABLE_DTYPES, Array, TableInfo, stored_columns
+from service.versions.neighbors import Nearest, RowSearch
 
 if TYPE_CHECKING:
     # These imports are only for type checks: the modules import redis-py, an optional extra, and are loaded only if a

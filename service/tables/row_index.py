@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from service.artifact.hashes import masked_of
-from service.engine.neighbors import Metric, Nearest, RowSearch
 from service.tables.table import MappedTable
 from service.types import Array, TableInfo
+from service.versions.neighbors import Metric, Nearest, RowSearch
 
 # The share of the true ten nearest rows that sampled searches with an index must find together; the number of lists
 # that a search reads is doubled until they do.

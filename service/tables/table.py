@@ -12,11 +12,11 @@ import numpy as np
 
 from service.artifact.manifest import Manifest, TableEntry, TableScale
 from service.artifact.stored_tables import SavedTables, check_files, float32_rows, stored_shape, table_info
-from service.engine.neighbors import Nearest, RowSearch
 from service.errors import ArtifactError, DeadlineExceeded, id_out_of_range
 from service.native_tables import NATIVE_TABLES, core_tables
 from service.tables.guarded_files import GuardedFiles
 from service.types import TABLE_DTYPES, Array, TableInfo
+from service.versions.neighbors import Nearest, RowSearch
 
 try:
     # numpy gets the dtype bfloat16 from the package ml_dtypes, which is installed with TensorFlow.

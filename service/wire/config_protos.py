@@ -25,9 +25,9 @@ from service.artifact.protos import (
     fill_from_text,
     message_class,
 )
-from service.engine.model_config import PLATFORM, All, Latest, ModelConfig, RequestLogConfig, Specific, VersionPolicy
 from service.errors import InvalidRequest
 from service.remote.address import remote_tables
+from service.versions.model_config import PLATFORM, All, Latest, ModelConfig, RequestLogConfig, Specific, VersionPolicy
 from service.wire.api import parse_message
 
 

@@ -21,8 +21,11 @@ from typing import Any
 import numpy as np
 import orjson
 
-from service.engine.deltas import Upsert, UpsertReceipt
-from service.engine.neighbors import (
+from service.control.table_view import Key, Names, Page, Projection, Row
+from service.errors import MalformedPayload, PayloadTooLarge
+from service.types import Array, TableInfo
+from service.versions.deltas import Upsert, UpsertReceipt
+from service.versions.neighbors import (
     DEFAULT_K,
     DEFAULT_METRIC,
     METRICS,
@@ -30,9 +33,6 @@ from service.engine.neighbors import (
     NeighborAnswer,
     NeighborQuery,
 )
-from service.engine.table_view import Key, Names, Page, Projection, Row
-from service.errors import MalformedPayload, PayloadTooLarge
-from service.types import Array, TableInfo
 
 # Largest number of keys, of lists and objects, and of strings, of a JSON document: parsed, a key takes some 180 bytes,
 # a list or object some 90, and a string some 60, however short the text is.

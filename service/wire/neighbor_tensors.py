@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from service.engine.neighbors import (
+from service.errors import InputMismatch, UnknownOutput
+from service.types import Array, Tensors
+from service.versions.neighbors import (
     DEFAULT_K,
     DEFAULT_METRIC,
     METRICS,
@@ -14,8 +16,6 @@ from service.engine.neighbors import (
     NeighborAnswer,
     NeighborQuery,
 )
-from service.errors import InputMismatch, UnknownOutput
-from service.types import Array, Tensors
 
 _INTEGERS = frozenset({"int64", "int32"})
 # Input of the signature "neighbors" -> its rank and allowed dtypes; the dtype "object" means strings.

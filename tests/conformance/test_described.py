@@ -16,8 +16,8 @@ from service.artifact.hashes import fingerprint64
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor
 from service.core.native_servable import compile_native
-from service.engine.servable import Servable
 from service.loading.loader import ServableLoader
+from service.versions.servable import Servable
 from tests.conformance.conftest import wires_of_server
 from tests.conformance.wires import PREDICT, Failure, HttpClient, Request, Wire, fill_tensor
 from tests.exposition import read_exposition

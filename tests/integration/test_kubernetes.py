@@ -15,7 +15,7 @@ import yaml
 
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import read_settings
-from service.engine.model_config import ModelConfig, Specific
+from service.versions.model_config import ModelConfig, Specific
 from service.wire.config_protos import parse_config_text
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve

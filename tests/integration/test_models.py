@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from service.artifact.protos import message_class
-from service.engine.model_config import UNTOLD
 from service.observe.metrics import SHOWN_SCRAPES
+from service.versions.model_config import UNTOLD
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import ServerProcess, until

@@ -11,7 +11,6 @@ import pytest
 
 from model_export.remote.push import push
 from service.core.native_servable import compile_native
-from service.engine.servable import Servable
 from service.graph.native_form import NativeGraph
 from service.graph.tower import TowerBackend
 from service.loading.feature_lookups import CompileNative
@@ -20,6 +19,7 @@ from service.loading.loader import ServableLoader
 from service.loading.remote_tables import RemoteTables
 from service.remote.address import StoreAddress
 from service.remote.core_clusters import Clusters
+from service.versions.servable import Servable
 from tests.integration.test_towers import SERVE, answers, folder, random_request
 from tests.native_answers import assert_same, native_answer
 from tests.valkey_cluster import Cluster, needs_program

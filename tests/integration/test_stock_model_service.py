@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from service.engine.model_config import UNTOLD
+from service.versions.model_config import UNTOLD
 from tests.integration.conftest import Serve
 from tests.integration.process import ServerProcess, until
 

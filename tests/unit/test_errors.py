@@ -86,7 +86,7 @@ def test_grpc_details_are_valid_and_bounded(text: str, cut: str) -> None:
 SERVICE = Path(__file__).parents[2] / "service"
 MAY_READ_THE_WALL = {
     # It computes the age of a file, whose time is from the file system's clock.
-    "engine/loads.py",
+    "versions/loads.py",
     # The end of a certificate is a time of the calendar.
     "access/tls.py",
     # A session of the console ends at the same wall-clock time on all replicas.

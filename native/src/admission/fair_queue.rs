@@ -1,7 +1,7 @@
 //! Queues requests fairly between models and clients, and refuses a request at once if its wait would be too long.
 //!
 //! Models take turns. Within a model, client addresses take turns; within an address, its connections do. Turns are
-//! weighted by the expected run time. The rules are those of `service/engine/searches.py`.
+//! weighted by the expected run time. The rules are those of `service/search/searches.py`.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

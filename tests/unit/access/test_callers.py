@@ -15,15 +15,15 @@ import pytest
 from service.access.access import DEFAULT_OPEN, AuthConfigError, AuthFile, read_auth_config
 from service.access.callers import RIGHTS, Caller, Callers, Grant, Right, Rule
 from service.access.guarded_engine import OPEN, RIGHT_OF, GuardedEngine
-from service.engine.engine import Engine
-from service.engine.neighbors import Named, Nearest, NeighborQuery
-from service.engine.registry import Registry
-from service.engine.request_context import Call
+from service.control.engine import Engine
+from service.control.request_context import Call
 from service.errors import ModelNotFound, PermissionDenied, ServiceError, Unauthenticated
 from service.observe.reload_metrics import ReloadCounter
 from service.types import ModelRef, TableInfo
+from service.versions.neighbors import Named, Nearest, NeighborQuery
+from service.versions.registry import Registry
 from tests.conftest import Clock, RecordingObserver
-from tests.unit.engine.fakes import FakeBackend, servable
+from tests.unit.versions.fakes import FakeBackend, servable
 
 TOKEN = "a-token-of-many-letters"
 DIGEST = sha256(TOKEN.encode()).hexdigest()

@@ -20,10 +20,10 @@ from service.access.sessions import (
     read_secrets,
 )
 from service.configuration.settings import StartError
-from service.engine.engine import Engine
-from service.engine.registry import Registry
+from service.control.engine import Engine
 from service.errors import PermissionDenied, Unauthenticated
 from service.observe.metrics import Metrics
+from service.versions.registry import Registry
 from tests.conftest import Clock
 
 TOKEN, OTHER = "a-token-of-the-reader", "a-token-of-another"

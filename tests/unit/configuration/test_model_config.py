@@ -11,8 +11,8 @@ import pytest
 
 from service.configuration.config_files import ConfigFile, metrics_paths, models_of, read_monitoring_config
 from service.configuration.settings import Settings
-from service.engine.model_config import ModelConfig
 from service.errors import ConfigConflict, InvalidRequest, ReloadFailed, ServiceError
+from service.versions.model_config import ModelConfig
 from service.wire.config_protos import PrometheusConfig
 from tests.conftest import Clock
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.servable import Servable
 from service.graph.library import find_core
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array
+from service.versions.servable import Servable
 from tests.native_answers import assert_same, native_answer
 from tests.tower_zoo import write_tables_manifest
 

@@ -14,7 +14,6 @@ import pytest
 
 from service.artifact.signature_def import read_signatures
 from service.core.native_servable import compile_native
-from service.engine.servable import Servable
 from service.errors import InvalidRequest, ServiceError
 from service.graph.library import find_core
 from service.graph.savedmodel import SavedModelBackend
@@ -23,6 +22,7 @@ from service.loading.loader import ServableLoader
 from service.reference.graphs import Graph
 from service.reference.inputs import checked
 from service.types import Array
+from service.versions.servable import Servable
 from tests.native_answers import assert_same, native_answer
 from tests.tower_zoo import SIGNATURE, ZOO, ZOO_ROWS
 

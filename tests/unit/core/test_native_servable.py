@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from service.configuration.settings import Settings
-from service.engine.registry import Registry
-from service.engine.servable import Servable
 from service.loading.feature_lookups import CompileNative
 from service.loading.loader import ServableLoader
 from service.observe.history import RecentRequests
@@ -19,6 +17,8 @@ from service.observe.own_metrics import core_lines
 from service.observe.request_metrics import Requests
 from service.observe.statusz import Statusz
 from service.tables.backend import LookupBackend, OpenedLookups
+from service.versions.registry import Registry
+from service.versions.servable import Servable
 from tests.toy_model import write_toy_model
 
 pytest.importorskip("service._native", reason="the native core is not built")

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from service.core.native_servable import RoutePublisher
-from service.engine.registry import Registry
-from service.engine.servable import Holder
 from service.types import TableCounts
-from tests.unit.engine.fakes import servable
+from service.versions.registry import Registry
+from service.versions.servable import Holder
+from tests.unit.versions.fakes import servable
 
 
 class FakeNative:

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from service.configuration.settings import Settings, StartError
+from service.control.request_context import Finished, Subject
 from service.core.choice import with_data_plane
 from service.core.edge import trace_shares
 from service.core.forwarded import NO_FORWARDING, Forwarding
 from service.core.statistics import NativeStatistics
-from service.engine.counts import PageCounts
-from service.engine.request_context import Finished, Subject
 from service.observe.metric_text import REQUEST, Times
 from service.observe.own_metrics import page_lines
 from service.observe.request_metrics import RequestCounter
+from service.versions.counts import PageCounts
 
 SUBJECT = Subject("grpc", "Predict", "m", 1, "lookup")
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from service.control.engine import Engine
 from service.core.native_servable import compile_native
 from service.deltas.rules import DeltaRules
 from service.deltas.version_deltas import VersionDeltas
-from service.engine.engine import Engine
-from service.engine.registry import Registry
 from service.loading.loader import ServableLoader
 from service.types import ModelRef
+from service.versions.registry import Registry
 from tests.conftest import RecordingObserver
 from tests.deltas import delta_bytes, drop
 from tests.toy_model import write_toy_model

@@ -17,18 +17,18 @@ import pytest
 from service.artifact.delta_journal import journal_path
 from service.deltas.rules import GONE_S, JournalPruning
 from service.deltas.version_deltas import _PATIENCE_S, Sequences
-from service.engine.deltas import Upsert
-from service.engine.registry import Registry
-from service.engine.repository import ModelWatcher
-from service.engine.servable import Servable
 from service.errors import DeltaRefused, IdOutOfRange, IdsTooMany, InputMismatch, ServiceError, TableNotFound
 from service.types import ModelRef
+from service.versions.deltas import Upsert
+from service.versions.registry import Registry
+from service.versions.repository import ModelWatcher
+from service.versions.servable import Servable
 from tests.conftest import Clock
 from tests.deltas import delta_bytes, drop
 from tests.toy_model import toy_tables_as
 from tests.unit.artifact.test_delta_journal import Writer
 from tests.unit.deltas.conftest import Served
-from tests.unit.engine.test_repository import World
+from tests.unit.versions.test_repository import World
 
 TOY = ModelRef("toy")
 Serve = Callable[..., Served]

@@ -21,13 +21,13 @@ from service.artifact.manifest import (
     VocabularyEntry,
 )
 from service.core.native_servable import compile_native
-from service.engine.servable import Servable
 from service.errors import InvalidRequest
 from service.graph.library import find_core
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.tower import FeatureRows, TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array
+from service.versions.servable import Servable
 from tests.tower_zoo import NUM_KEYS, SIGNATURE, ZOO, ZOO_ROWS
 
 pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]

@@ -9,7 +9,7 @@ import pytest
 
 from service.errors import ArtifactError
 from service.graph.lazy import LazyBackend
-from tests.unit.engine.fakes import FakeBackend
+from tests.unit.versions.fakes import FakeBackend
 
 
 def test_opens_when_it_is_needed_and_never_again() -> None:

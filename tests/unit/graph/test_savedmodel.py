@@ -14,7 +14,6 @@ import pytest
 
 from service.artifact.signature_def import metadata_json, read_signatures
 from service.core.native_servable import compile_native
-from service.engine.servable import Servable
 from service.errors import ArtifactError, InvalidRequest, Unimplemented
 from service.graph.flat_graph import flatten
 from service.graph.joined_rows import joined_rows
@@ -22,6 +21,7 @@ from service.graph.savedmodel import SavedModelBackend, open_savedmodel
 from service.graph.sparse import to_coo
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
+from service.versions.servable import Servable
 
 pytestmark = pytest.mark.tf
 

@@ -14,7 +14,6 @@ import pytest
 
 from service.artifact.protos import message_class
 from service.core.native_servable import compile_native
-from service.engine.servable import Servable
 from service.errors import ArtifactError, InvalidRequest
 from service.graph.library import find_core
 from service.graph.savedmodel import SavedModelBackend
@@ -22,6 +21,7 @@ from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.process.trial import compare_runs
 from service.types import INIT_SIGNATURE, Array
+from service.versions.servable import Servable
 from tests.tower_zoo import SIGNATURE, ZOO, ZOO_ROWS
 
 pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]

@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from service.artifact.protos import message_class
-from service.engine.engine import Engine
-from service.engine.registry import Registry
+from service.control.engine import Engine
+from service.versions.registry import Registry
 from tests.grpc_servers import LocalServer, started
 from tests.unit.grpc.test_methods import PREDICTION, found, search_request
 from tests.unit.http.conftest import NumpyTable

@@ -11,9 +11,7 @@ import pytest
 
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor, encode_tensor
-from service.engine.engine import Engine
-from service.engine.registry import Registry
-from service.engine.servable import Servable
+from service.control.engine import Engine
 from service.errors import (
     DeadlineExceeded,
     InputMismatch,
@@ -31,10 +29,12 @@ from service.grpc.methods import (
     service_methods,
 )
 from service.types import Array, ModelRef
+from service.versions.registry import Registry
+from service.versions.servable import Servable
 from service.wire.api import PREDICT
 from tests.conftest import RecordingObserver
-from tests.unit.engine.fakes import FakeBackend
 from tests.unit.http.conftest import NumpyTable, specs
+from tests.unit.versions.fakes import FakeBackend
 
 PREDICTION = "/tensorflow.serving.PredictionService"
 MODEL = "/tensorflow.serving.ModelService"

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from service.engine.engine import Engine
+from service.control.engine import Engine
 from tests.grpc_servers import LocalServer, started
 from tests.unit.grpc.test_methods import PREDICTION, search_request
 

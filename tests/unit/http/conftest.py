@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
+from service.admission import NeighborLimits
 from service.configuration.config_files import metrics_paths
-from service.engine.admission import NeighborLimits
-from service.engine.engine import Engine
-from service.engine.neighbors import Nearest, RowSearch
-from service.engine.registry import Registry
-from service.engine.servable import Servable
+from service.control.engine import Engine
 from service.errors import IdOutOfRange, ServiceError
 from service.http.http_app import create_http_app
 from service.types import Array, SignatureSpec, TableInfo, TensorSpec, ragged_features
+from service.versions.neighbors import Nearest, RowSearch
+from service.versions.registry import Registry
+from service.versions.servable import Servable
 from tests.conftest import RecordingObserver
-from tests.unit.engine.fakes import FakeBackend
+from tests.unit.versions.fakes import FakeBackend
 
 MAX_BODY_BYTES = 4096
 SEARCH = "/v1/models/m/tables/t:neighbors"

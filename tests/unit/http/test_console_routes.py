@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.registry import Registry
 from service.http.console_routes import POLICY, ConsoleSources
+from service.versions.registry import Registry
 from tests.unit.http.conftest import TABLE, Http
 
 STATIC = Path(__file__).parents[3] / "service/console/static"

@@ -11,14 +11,14 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from service.engine.registry import Registry
-from service.engine.servable import Servable
 from service.http.oip_routes import read_only_ready
 from service.http.routing import RawRoute, in_the_core
 from service.types import Array, SignatureSpec, TensorSpec
+from service.versions.registry import Registry
+from service.versions.servable import Servable
 from service.wire.json_body import decode_neighbors
-from tests.unit.engine.fakes import FakeBackend
 from tests.unit.http.conftest import QUERY, SEARCH, Http, error_text
+from tests.unit.versions.fakes import FakeBackend
 
 
 def test_no_route_of_the_public_port_changes_a_model_or_names_a_path(make_http: Callable[..., Http]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from service.engine.engine import Engine
+from service.control.engine import Engine
 from service.http.http_app import create_http_app
 from tests.conftest import RecordingObserver
 from tests.unit.http.conftest import Http, error_text

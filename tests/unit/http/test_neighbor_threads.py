@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from service.engine.engine import Engine
-from service.engine.registry import Registry
+from service.control.engine import Engine
 from service.types import ModelRef
+from service.versions.registry import Registry
 from tests.unit.http.conftest import QUERY, SEARCH, Http, NumpyTable, error_text
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from service.engine.engine import Engine
-from service.engine.registry import Registry
-from service.engine.servable import Servable
+from service.control.engine import Engine
 from service.errors import BackendFailure
+from service.versions.registry import Registry
+from service.versions.servable import Servable
 from tests.conftest import RecordingObserver
-from tests.unit.engine.fakes import FakeBackend
 from tests.unit.http.conftest import QUERY, SEARCH, Http, NumpyTable, error_text, specs
+from tests.unit.versions.fakes import FakeBackend
 
 SPECIFIC = "Servable not found for request: Specific(m, 9); versions served:"
 VERBS = "POST to :predict, :lookup, :classify or :regress"

@@ -18,14 +18,10 @@ from model_export.compaction.deltas import write_delta
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.delta_journal import journal_path
 from service.configuration.settings_reading import read_settings
+from service.control.engine import Engine
 from service.core.native_servable import compile_native
 from service.deltas.rules import DeltaRules
 from service.deltas.version_deltas import VersionDeltas
-from service.engine.deltas import Upsert
-from service.engine.engine import Engine
-from service.engine.model_config import ModelConfig
-from service.engine.registry import Registry
-from service.engine.servable import Servable
 from service.errors import ArtifactError, DeltaRefused, InvalidRequest
 from service.graph.lazy import LazyBackend
 from service.loading.loader import DEFAULT, PER_MODEL_FILE, BatchingRules, ServableLoader, read_rules, residency_of
@@ -35,6 +31,10 @@ from service.remote.address import remote_tables
 from service.tables import residency
 from service.tables.residency import Residency
 from service.types import Array, ModelRef
+from service.versions.deltas import Upsert
+from service.versions.model_config import ModelConfig
+from service.versions.registry import Registry
+from service.versions.servable import Servable
 from service.wire.config_protos import BatchingParameters
 from tests.conftest import RecordingObserver
 from tests.deltas import delta_bytes, drop

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.admission import NeighborLimits
-from service.engine.engine import Engine
-from service.engine.neighbor_indexes import Indexing
+from service.admission import NeighborLimits
+from service.control.engine import Engine
 from service.loading.kept_files import NeighborIndexFiles
+from service.search.neighbor_indexes import Indexing
 from service.tables.row_index import RowLists, build_index, tune_index
 from tests.conftest import RecordingObserver
 from tests.integration.process import until
 from tests.unit.deltas.conftest import Served
-from tests.unit.engine.test_searches import ROWS, find_near, nearest, write_large
+from tests.unit.search.test_searches import ROWS, find_near, nearest, write_large
 
 pytestmark = pytest.mark.slow
 

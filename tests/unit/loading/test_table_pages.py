@@ -11,12 +11,12 @@ import pytest
 
 from service.configuration.settings_reading import read_settings
 from service.core.native_servable import compile_native
-from service.engine.servable import Servable
 from service.loading.loader import ServableLoader
 from service.loading.table_pages import TablePages, TableVerification, table_pages
 from service.tables import huge_pages
 from service.tables.guarded_files import GuardedFiles, Verifier
 from service.tables.huge_pages import HugePages, huge_bytes
+from service.versions.servable import Servable
 from tests.large_folios import HUGE, need_large_folios
 from tests.toy_model import SHARD, toy_tables, write_toy_model
 

@@ -17,8 +17,6 @@ from service.artifact.signature_def import read_signatures
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH
 from service.core.choice import has_core
 from service.core.native_servable import CompiledServable, compile_native
-from service.engine.counts import FeatureCounts, FeatureIds, SampledRows
-from service.engine.servable import LoadedServable, NativeServable, Servable
 from service.errors import ArtifactError, InputMismatch, InvalidRequest
 from service.loading.kept_files import HotRowsFiles
 from service.loading.loader import ServableLoader
@@ -27,11 +25,13 @@ from service.reference.inputs import checked
 from service.tables.backend import open_lookups
 from service.tables.residency import Residency
 from service.types import Array, ModelRef, SignatureSpec, TableCounts, Tensors, TensorSpec, ragged_features
+from service.versions.counts import FeatureCounts, FeatureIds, SampledRows
+from service.versions.servable import LoadedServable, NativeServable, Servable
 from service.wire.predict_proto import decode_request, decode_response
 from tests.toy_model import proto_field, write_toy_model
 from tests.toy_policies import write_policy_model
 from tests.unit.artifact.test_encodings import record
-from tests.unit.engine.fakes import FakeBackend, FakeNative, predict_spec, regress_spec, servable
+from tests.unit.versions.fakes import FakeBackend, FakeNative, predict_spec, regress_spec, servable
 
 
 def warmed(**signatures: SignatureSpec) -> dict[str, Tensors]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from loadtest.simulate.repository import run_seed
-from service.engine.registry import Registry
-from service.engine.repository import ModelWatcher
+from service.versions.registry import Registry
+from service.versions.repository import ModelWatcher
 
 
 @pytest.mark.parametrize("seed", range(5))

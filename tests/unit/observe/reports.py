@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-from service.engine.request_context import Finished, Subject
+from service.control.request_context import Finished, Subject
 from service.observe.metric_text import EXAMPLES
 from service.observe.metrics import Metrics
 from service.observe.request_metrics import Successes

@@ -14,10 +14,6 @@ import promql_parser
 import pytest
 import yaml
 
-from service.engine.counts import PageCounts
-from service.engine.model_config import ModelConfig
-from service.engine.neighbor_indexes import IndexName
-from service.engine.servable import LoadedServable
 from service.observe.logs import dropped_line_metrics
 from service.observe.metrics import Metrics
 from service.observe.own_metrics import (
@@ -30,7 +26,11 @@ from service.observe.own_metrics import (
 )
 from service.observe.request_logs import RequestLogs
 from service.remote.core_clusters import CacheCounts, ReadCounts, RemoteCounts, RemoteState
+from service.search.neighbor_indexes import IndexName
 from service.types import State, VersionStatus
+from service.versions.counts import PageCounts
+from service.versions.model_config import ModelConfig
+from service.versions.servable import LoadedServable
 from tests.exposition import Family, read_exposition
 from tests.toy_model import write_toy_model
 from tests.unit.deltas.conftest import Served

@@ -17,8 +17,7 @@ import pytest
 
 from service.artifact.protos import message_class
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, read_records
-from service.engine import request_context
-from service.engine.model_config import ModelConfig, RequestLogConfig
+from service.control import request_context
 from service.observe import request_logs
 from service.observe.logs import (
     BUFFER_BYTES,
@@ -31,6 +30,7 @@ from service.observe.logs import (
     name_requests_in_log,
 )
 from service.observe.request_logs import ModelLog, RecordFiles, RequestLogs
+from service.versions.model_config import ModelConfig, RequestLogConfig
 from tests.exposition import read_exposition
 from tests.integration.process import PATIENCE_S
 from tests.toy_model import masked_crc32c

@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.engine.admission import Limits
-from service.engine.request_context import Subject
-from service.engine.servable import LoadedServable
+from service.admission import Limits
+from service.control.request_context import Subject
 from service.errors import BackendFailure, IdOutOfRange, NotReady, Overloaded
 from service.observe.metric_text import BATCH_ROWS, QUEUE, Rows, Times
 from service.observe.metrics import MOST_SHOWN, SHOWN_SCRAPES, GoneModels, Metrics
 from service.observe.request_metrics import Batches
 from service.tables.guarded_files import GuardedFiles
 from service.types import State, TableCounts, VersionStatus
+from service.versions.servable import LoadedServable
 from tests.integration.process import ROOT
-from tests.unit.engine.fakes import FakeNative, servable
 from tests.unit.observe.reports import finish, new_metrics, read
+from tests.unit.versions.fakes import FakeNative, servable
 
 LABELS = {"api": "http", "model": "m", "signature": "lookup", "version": 1}
 

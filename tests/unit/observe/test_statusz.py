@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.admission import Limits
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import shown_settings
-from service.engine.admission import Limits
-from service.engine.registry import Registry
 from service.observe.attention import CERTIFICATE_S, ReadFiles, attention
 from service.observe.history import RecentRequests
 from service.observe.metric_text import REQUEST, Times
 from service.observe.request_metrics import AdmissionCounter, Requests
 from service.observe.statusz import Statusz, overload, quantile_ms
 from service.tables.huge_pages import resident_bytes
+from service.versions.registry import Registry
 from tests.conftest import serving
 from tests.toy_model import write_toy_model
 

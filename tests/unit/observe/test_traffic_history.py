@@ -6,8 +6,8 @@ import doctest
 
 import pytest
 
-from service.engine import request_context
-from service.engine.request_context import Finished, Subject
+from service.control import request_context
+from service.control.request_context import Finished, Subject
 from service.errors import IdOutOfRange, Overloaded
 from service.observe import metric_text
 from service.observe.history import (

@@ -18,14 +18,14 @@ import pytest
 import service.process.cli
 from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import installed_version
-from service.engine.model_config import Latest, ModelConfig, Specific
-from service.engine.model_set import ModelSet
 from service.errors import ConfigConflict, ModelNotFound, VersionNotFound
 from service.process.app import HealthUpdates
 from service.process.model_lists import ModelLists
 from service.process.resources import FreedMemory
+from service.versions.model_config import Latest, ModelConfig, Specific
+from service.versions.model_set import ModelSet
 from tests.conftest import Clock
-from tests.unit.engine.test_model_set import until
+from tests.unit.versions.test_model_set import until
 
 
 class FakeApp:

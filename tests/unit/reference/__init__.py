@@ -1,1 +1,1 @@
-"""Tests of service/engine."""
+"""Tests of service/reference."""

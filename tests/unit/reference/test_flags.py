@@ -10,12 +10,12 @@ import pytest
 
 from service.artifact.manifest import LookupFeature
 from service.configuration.settings import Settings, StartError
-from service.engine.model_config import ModelConfig, RequestLogConfig
 from service.errors import IdOutOfRange, IdsTooMany
 from service.reference.lookups import look_up
 from service.reference.models import FOLLOWED, REFUSED, check_models, check_settings
 from service.reference.rows import Table, combined
 from service.types import TableInfo
+from service.versions.model_config import ModelConfig, RequestLogConfig
 
 
 def settings(**given: Any) -> Settings:

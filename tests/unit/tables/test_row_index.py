@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from service.artifact.hashes import masked_of
-from service.engine.neighbors import METRICS, Metric, Nearest, RowSearch
 from service.errors import VersionNotFound
 from service.tables import row_index
 from service.tables.row_index import RECALL, Lists, RowLists, build_index, decode, encode, tune_index
 from service.tables.table import MappedTable
 from service.types import Array
+from service.versions.neighbors import METRICS, Metric, Nearest, RowSearch
 from tests.stored_tables import store
 
 K = 10

@@ -18,13 +18,13 @@ import pytest
 from service.artifact.bundle import slice_key
 from service.artifact.hashes import crc32c, masked
 from service.artifact.manifest import LookupFeature, Manifest
-from service.engine.neighbors import METRICS, Metric, RowSearch
 from service.errors import ArtifactError, DeadlineExceeded, IdOutOfRange, NotReady, Unimplemented
 from service.process.trial import lookup_of
 from service.tables.guarded_files import GuardedFiles, Stored, Verifier
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable, open_tables
 from service.types import TABLE_DTYPES, Array, TableInfo, TensorSpec
+from service.versions.neighbors import METRICS, Metric, RowSearch
 from tests.conftest import Clock
 from tests.stored_tables import DTYPES, store
 from tests.toy_model import (

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from service.artifact.protos import fill_from_text, message_class
-from service.engine.model_config import All, Latest, ModelConfig, RequestLogConfig, Specific, VersionPolicy
 from service.errors import InvalidRequest, MalformedPayload
+from service.versions.model_config import All, Latest, ModelConfig, RequestLogConfig, Specific, VersionPolicy
 from service.wire.config_protos import (
     BatchingParameters,
     PrometheusConfig,

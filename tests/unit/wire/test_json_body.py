@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.artifact.protos import message_class
-from service.engine.neighbors import NeighborAnswer
 from service.errors import MalformedPayload, PayloadTooLarge
 from service.types import Array, SignatureSpec, State, TableInfo, TensorSpec, VersionStatus
+from service.versions.neighbors import NeighborAnswer
 from service.wire import oip_models
 from service.wire.api import encode_statuses, statuses_json
 from service.wire.json_body import (

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import MAX_SPREAD_ELEMENTS, decode_tensor
-from service.engine.neighbors import NeighborAnswer
 from service.errors import InputMismatch, MalformedPayload, UnknownOutput
 from service.types import ModelRef
+from service.versions.neighbors import NeighborAnswer
 from service.wire.neighbor_tensors import decode_search, encode_answer
 from service.wire.predict_proto import decode_inputs, decode_request, encode_response
 

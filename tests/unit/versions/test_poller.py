@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from service.engine import model_config
-from service.engine.loads import LoadRules
-from service.engine.model_config import Latest, ModelConfig
-from service.engine.poller import Poller
-from service.engine.registry import Registry
-from service.engine.repository import ModelWatcher
-from service.engine.servable import Servable
 from service.errors import ArtifactError
-from tests.unit.engine.fakes import FakeBackend, servable
-from tests.unit.engine.test_model_set import until
+from service.versions import model_config
+from service.versions.loads import LoadRules
+from service.versions.model_config import Latest, ModelConfig
+from service.versions.poller import Poller
+from service.versions.registry import Registry
+from service.versions.repository import ModelWatcher
+from service.versions.servable import Servable
+from tests.unit.versions.fakes import FakeBackend, servable
+from tests.unit.versions.test_model_set import until
 
 RETRY_INTERVAL_S = 0.02
 

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from service.artifact.completeness import Fingerprint, Identity, fingerprint, fits_manifest, identity, is_replaced
-from service.engine.loads import Attempt, Folder, LoadRules, TimeIsOver, VersionArrival, VersionSource
-from service.engine.model_config import ModelConfig, is_in_store
 from service.errors import ServiceError
+from service.versions.loads import Attempt, Folder, LoadRules, TimeIsOver, VersionArrival, VersionSource
+from service.versions.model_config import ModelConfig, is_in_store
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from service.artifact.row_labels import NO_LABELS, RowLabels
-from service.engine.counts import FeatureCounts, SampledRows, TableTraffic, hot_rows_of
-from service.engine.deltas import Deltas
-from service.engine.neighbors import SearchedTable, TableKeys
 from service.errors import DataLoss, SignatureNotFound, did_you_mean
 from service.types import (
     DEFAULT_SIGNATURE,
@@ -24,6 +21,9 @@ from service.types import (
     Vocabulary,
     runnable,
 )
+from service.versions.counts import FeatureCounts, SampledRows, TableTraffic, hot_rows_of
+from service.versions.deltas import Deltas
+from service.versions.neighbors import SearchedTable, TableKeys
 
 
 class Files(Protocol):

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from service.engine.admission import Admission, Limits, Reservation
-from service.engine.loads import Attempt, TimeIsOver
-from service.engine.poller import CompensatingPool
-from service.engine.searches import Job, Workers
+from service.admission import Admission, Limits, Reservation
 from service.errors import DeadlineExceeded, NotReady, Overloaded, ServiceError
+from service.search.searches import Job, Workers
+from service.versions.loads import Attempt, TimeIsOver
+from service.versions.poller import CompensatingPool
 
 PATIENCE_S = 60
 

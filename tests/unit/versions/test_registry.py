@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from service.engine.registry import ModelRoutes, Registry
-from service.engine.servable import Servable
 from service.errors import ArtifactError, LabelNotFound, ModelNotFound, NotReady, SignatureNotFound, VersionNotFound
 from service.types import INIT_SIGNATURE, ModelRef, State, VersionStatus
-from tests.unit.engine.fakes import FakeBackend, predict_spec, servable
+from service.versions.registry import ModelRoutes, Registry
+from service.versions.servable import Servable
+from tests.unit.versions.fakes import FakeBackend, predict_spec, servable
 
 LATEST = ModelRef("m")
 MOVES = {

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from service.engine.loads import LoadRules
-from service.engine.model_config import All, Latest, ModelConfig, Specific, VersionPolicy
-from service.engine.registry import Registry
-from service.engine.repository import ModelWatcher
-from service.engine.servable import Servable
 from service.errors import ArtifactError, DeadlineExceeded, ModelNotFound, NotReady, TableUnreachable
 from service.types import ModelRef, State, VersionStatus
+from service.versions.loads import LoadRules
+from service.versions.model_config import All, Latest, ModelConfig, Specific, VersionPolicy
+from service.versions.registry import Registry
+from service.versions.repository import ModelWatcher
+from service.versions.servable import Servable
 from tests.conftest import Clock
 from tests.toy_model import SHARD, write_toy_model
-from tests.unit.engine.fakes import FakeBackend, servable
+from tests.unit.versions.fakes import FakeBackend, servable
 
 RETRY_INTERVAL_S = 60.0
 MAX_RETRIES = 2

@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.engine import Engine
-from service.engine.model_config import ModelConfig, Origin
-from service.engine.neighbors import Named, Nearest, NeighborAnswer, NeighborQuery, RowSearch
-from service.engine.registry import Registry
-from service.engine.request_context import Call, Finished
+from service.control.engine import Engine
+from service.control.request_context import Call, Finished
 from service.errors import (
     ArtifactError,
     BackendFailure,
@@ -24,8 +21,11 @@ from service.errors import (
     VersionNotFound,
 )
 from service.types import Array, ModelRef, TableInfo
+from service.versions.model_config import ModelConfig, Origin
+from service.versions.neighbors import Named, Nearest, NeighborAnswer, NeighborQuery, RowSearch
+from service.versions.registry import Registry
 from tests.conftest import Clock, RecordingObserver
-from tests.unit.engine.fakes import servable
+from tests.unit.versions.fakes import servable
 
 M = ModelRef("m")
 # Searches two rows.

@@ -15,11 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from service.engine.loads import LoadRules
-from service.engine.model_config import ModelConfig, Origin, check_list, check_platforms_kept, check_platforms_known
-from service.engine.poller import Poller
-from service.engine.registry import Registry
-from service.engine.repository import ModelWatcher
 from service.errors import (
     ConfigConflict,
     DeadlineExceeded,
@@ -31,6 +26,11 @@ from service.errors import (
     VersionNotFound,
 )
 from service.types import State
+from service.versions.loads import LoadRules
+from service.versions.model_config import ModelConfig, Origin, check_list, check_platforms_kept, check_platforms_known
+from service.versions.poller import Poller
+from service.versions.registry import Registry
+from service.versions.repository import ModelWatcher
 
 logger = logging.getLogger(__name__)
 

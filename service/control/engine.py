@@ -7,16 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from service.engine.admission import Admission, NeighborLimits
-from service.engine.counts import TableTraffic
-from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
-from service.engine.model_config import ModelConfig, Origin
-from service.engine.neighbor_indexes import Indexing
-from service.engine.neighbors import SIGNATURE, NeighborAnswer, NeighborQuery, SearchedTable
-from service.engine.registry import Registry
-from service.engine.request_context import Call, Finished, Observer, Subject, Tracing
-from service.engine.searches import Searches
-from service.engine.servable import Servable, find_signature
+from service.admission import Admission, NeighborLimits
+from service.control.request_context import Call, Finished, Observer, Subject, Tracing
 from service.errors import (
     ConfigConflict,
     DeltaRefused,
@@ -27,6 +19,8 @@ from service.errors import (
     TableNotFound,
     Unimplemented,
 )
+from service.search.neighbor_indexes import Indexing
+from service.search.searches import Searches
 from service.types import (
     Array,
     ModelRef,
@@ -34,6 +28,12 @@ from service.types import (
     TableInfo,
     VersionStatus,
 )
+from service.versions.counts import TableTraffic
+from service.versions.deltas import RowOrigin, Upsert, UpsertReceipt
+from service.versions.model_config import ModelConfig, Origin
+from service.versions.neighbors import SIGNATURE, NeighborAnswer, NeighborQuery, SearchedTable
+from service.versions.registry import Registry
+from service.versions.servable import Servable, find_signature
 
 # Type of ModelLists.reload: replaces the list of models before a deadline (on the engine's clock; None: no deadline),
 # for a request of the given origin.

@@ -19,10 +19,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from service.artifact import completeness
 from service.artifact.completeness import Fingerprint, Identity, identity
-from service.engine import model_config
-from service.engine.model_config import ModelConfig
-from service.engine.servable import Servable
 from service.errors import DeadlineExceeded, ServiceError
+from service.versions import model_config
+from service.versions.model_config import ModelConfig
+from service.versions.servable import Servable
 
 
 class VersionArrival(Protocol):

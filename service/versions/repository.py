@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from service.artifact.completeness import Fingerprint, Identity, is_replaced
-from service.engine.loads import Failure, LoadRules, VersionLoads
-from service.engine.model_config import Latest, ModelConfig, wanted_versions
-from service.engine.model_folder import SHORTEST_WAIT_S, LoadedFiles, ModelFolder, Scan, Scanned, unanswered
-from service.engine.registry import Registry
 from service.errors import ArtifactError, DataLoss, ServiceError
 from service.types import State
+from service.versions.loads import Failure, LoadRules, VersionLoads
+from service.versions.model_config import Latest, ModelConfig, wanted_versions
+from service.versions.model_folder import SHORTEST_WAIT_S, LoadedFiles, ModelFolder, Scan, Scanned, unanswered
+from service.versions.registry import Registry
 
 logger = logging.getLogger(__name__)
 

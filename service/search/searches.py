@@ -19,10 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from service.admission import Admission, NeighborLimits, Reason, has_share
 from service.artifact.row_labels import RowLabels
-from service.engine.admission import Admission, NeighborLimits, Reason, has_share
-from service.engine.neighbor_indexes import Indexing, LeaseVersion, NeighborIndexes
-from service.engine.neighbors import (
+from service.errors import DeadlineExceeded, IdOutOfRange, IdsTooMany, InputMismatch, NotReady, Overloaded, ServiceError
+from service.search.neighbor_indexes import Indexing, LeaseVersion, NeighborIndexes
+from service.types import Array, TableInfo
+from service.versions.neighbors import (
     Named,
     Nearest,
     NeighborAnswer,
@@ -32,9 +34,7 @@ from service.engine.neighbors import (
     SearchedTable,
     TableKeys,
 )
-from service.engine.servable import Servable
-from service.errors import DeadlineExceeded, IdOutOfRange, IdsTooMany, InputMismatch, NotReady, Overloaded, ServiceError
-from service.types import Array, TableInfo
+from service.versions.servable import Servable
 
 # A job's function. It is called once, or never if the job was cancelled. With an error, the job's time has passed, and
 # the function must only raise or answer the error.

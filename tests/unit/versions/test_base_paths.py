@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from service.engine.model_config import (
+from service.errors import PermissionDenied
+from service.versions.model_config import (
     ClientFolders,
     Latest,
     ModelConfig,
@@ -20,7 +21,6 @@ from service.engine.model_config import (
     find_versions,
     with_origin,
 )
-from service.errors import PermissionDenied
 
 LATEST = Latest()
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from service.engine.servable import Holder, LoadedServable, Servable
 from service.errors import LabelNotFound, ModelNotFound, NotReady, ServiceError, VersionNotFound, did_you_mean
 from service.types import ModelRef, State, VersionStatus
+from service.versions.servable import Holder, LoadedServable, Servable
 
 
 @dataclass(frozen=True, slots=True)

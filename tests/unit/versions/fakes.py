@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from service.engine.counts import FeatureCounts, SampledRows
-from service.engine.servable import Servable
 from service.types import Array, ModelRef, SignatureSpec, TableCounts, Tensors, TensorSpec
+from service.versions.counts import FeatureCounts, SampledRows
+from service.versions.servable import Servable
 from service.wire.predict_proto import decode_inputs, decode_request, decode_response, encode_request, encode_response
 
 

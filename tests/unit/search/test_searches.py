@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.admission import NeighborLimits
+from service.control.engine import Engine
+from service.control.request_context import Call
+from service.control.table_view import MAX_MAPS, KeptMaps, ids_on_map, project
 from service.core.native_servable import compile_native
-from service.engine import low_priority
-from service.engine.admission import NeighborLimits
-from service.engine.engine import Engine
-from service.engine.neighbor_indexes import BuildIndex, Indexing
-from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery
-from service.engine.request_context import Call
-from service.engine.table_view import MAX_MAPS, KeptMaps, ids_on_map, project
 from service.errors import DeadlineExceeded, IdOutOfRange, IdsTooMany, Overloaded
 from service.loading.loader import ServableLoader
 from service.native_tables import core_tables
+from service.search.neighbor_indexes import BuildIndex, Indexing
 from service.tables.row_index import build_index, tune_index
 from service.types import Array, ModelRef
+from service.versions import low_priority
+from service.versions.neighbors import Named, NeighborAnswer, NeighborQuery
 from tests.conftest import Clock, RecordingObserver, serving
 from tests.integration.process import PATIENCE_S, until
 from tests.toy_model import toy_tables, write_toy_model

@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.engine.engine import Engine
-from service.engine.model_config import All
-from service.engine.neighbors import Nearest, RowSearch
-from service.engine.registry import Registry
-from service.engine.request_context import Call
-from service.engine.servable import Servable
+from service.control.engine import Engine
+from service.control.request_context import Call
 from service.errors import DataLoss
 from service.tables.guarded_files import GuardedFiles
 from service.types import ModelRef, State, VersionStatus
+from service.versions.model_config import All
+from service.versions.neighbors import Nearest, RowSearch
+from service.versions.registry import Registry
+from service.versions.servable import Servable
 from tests.conftest import Clock, RecordingObserver
-from tests.unit.engine.fakes import servable
-from tests.unit.engine.test_engine import QUERY, FakeTable
-from tests.unit.engine.test_repository import World
+from tests.unit.control.test_engine import QUERY, FakeTable
+from tests.unit.versions.fakes import servable
+from tests.unit.versions.test_repository import World
 
 WHY = "file variables.data was written to"
 

@@ -8,11 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from service.engine.loads import LoadRules
-from service.engine.model_config import All, ModelConfig, RequestLogConfig, Specific
-from service.engine.model_set import ModelSet
-from service.engine.registry import Registry
-from service.engine.servable import Servable
 from service.errors import (
     ArtifactError,
     ConfigConflict,
@@ -26,7 +21,12 @@ from service.errors import (
     ServiceError,
 )
 from service.types import ModelRef, State, VersionStatus
-from tests.unit.engine.fakes import FakeBackend, servable
+from service.versions.loads import LoadRules
+from service.versions.model_config import All, ModelConfig, RequestLogConfig, Specific
+from service.versions.model_set import ModelSet
+from service.versions.registry import Registry
+from service.versions.servable import Servable
+from tests.unit.versions.fakes import FakeBackend, servable
 
 NO_PLATFORM = (
     "Illegal setting neither ModelServerConfig::model_type (deprecated) nor ModelServerConfig::model_platform, "

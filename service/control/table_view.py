@@ -14,11 +14,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from service.engine.deltas import RowOrigin
-from service.engine.engine import Engine, ModelDescription
-from service.engine.low_priority import low_priority_thread
+from service.control.engine import Engine, ModelDescription
 from service.errors import IdOutOfRange, InvalidRequest, Overloaded, ServiceError, TableNotFound
 from service.types import Array, ModelRef, TableInfo, Vocabulary
+from service.versions.deltas import RowOrigin
+from service.versions.low_priority import low_priority_thread
 
 # Maximum number of rows in one call of read_page(), which refuses a larger count.
 MAX_PAGE_ROWS = 1000

@@ -13,11 +13,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from service.engine.low_priority import low_priority_thread
-from service.engine.neighbors import Metric, Nearest, RowIndex, RowSearch, SearchedTable
-from service.engine.servable import Files, Servable
 from service.errors import ServiceError, VersionNotFound
 from service.types import Array, ModelRef
+from service.versions.low_priority import low_priority_thread
+from service.versions.neighbors import Metric, Nearest, RowIndex, RowSearch, SearchedTable
+from service.versions.servable import Files, Servable
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Searches for nearest rows: their indexes, threads and limits."""
