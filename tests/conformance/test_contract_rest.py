@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 from collections.abc import Iterator
@@ -42,6 +43,10 @@ def test_case(contract_http: HttpClient, case: dict[str, Any]) -> None:
         assert {name: told for name, told in response.json().items() if name != "models"} == case["answer"]
 
 
+def test_names_are_used_once() -> None:
+    assert len({case["name"] for case in CASES}) == len(CASES)
+
+
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"inputs":['])
 @pytest.mark.parametrize("call", ["predict", "classify"])
 def test_a_nest_500000_deep_is_refused(contract_http: HttpClient, opening: bytes, call: str) -> None:
@@ -58,6 +63,13 @@ def test_a_nest_500000_deep_that_is_closed_is_refused(contract_http: HttpClient)
     for body in (nest, b'{"inputs": ' + nest[10_000:-10_000] + b"}", b'{"instances": [' + nest[10_000:-10_000] + b"]}"):
         response = contract_http.exchange("POST", PREDICT, body)
         assert response.status_code == 400 and list(response.json()) == ["error"]
+
+
+def test_gzip_bodies_are_decoded(contract_http: HttpClient) -> None:
+    response = contract_http.exchange("POST", PREDICT, gzip.compress(BODY), {"Content-Encoding": "gzip"})
+    assert response.json() == {"outputs": [[3.0]]}
+    response = contract_http.exchange("POST", PREDICT, b"no gzip", {"Content-Encoding": "gzip"})
+    assert response.status_code == 400
 
 
 def test_answers_are_compressed_for_who_asks(flagged: HttpClient) -> None:

@@ -72,9 +72,13 @@ def test_rows_have_labels_only_on_request(server: ServerProcess) -> None:
     keys = server.http.post("/v1/models/default/tables/genre:rows", json={"ids": [1], "labels": True}).json()
     assert keys["labels"] == ["Comedy"]
     assert server.http.post(f"{FILM}:rows", json={"ids": [1], "labels": False}).json() == {"rows": [[1.0, 0.0]]}
-    for wrong in ({"labels": True}, {"ids": [1], "labels": 1}, {"ids": [1], "label": True}):
+    for wrong, told in (
+        ({"labels": True}, '"ids" is missing.'),
+        ({"ids": [1], "labels": 1}, '"labels" must be true or false.'),
+        ({"ids": [1], "label": True}, "Unknown key: label. A :rows request has: ids, labels."),
+    ):
         refused = server.http.post(f"{FILM}:rows", json=wrong)
-        assert refused.status_code == 400 and '"labels", true or false' in refused.json()["error"]
+        assert (refused.status_code, refused.json()["error"]) == (400, told)
 
 
 def test_the_films_that_are_nearest_to_one_by_its_title(server: ServerProcess) -> None:

@@ -192,7 +192,7 @@ OF_2_15 = [
     "RMSPropParameters",
     "StochasticGradientDescentParameters",
 ]
-REFUSED = [*model_export._REFUSED]
+REFUSED = model_export._REFUSED.split()
 
 
 def test_every_class_of_2_15_is_trained_or_refused() -> None:
