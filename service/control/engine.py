@@ -160,7 +160,7 @@ class Engine:
           ModelNotFound: the server has no such model.
           LabelNotFound: the model has no such label to remove.
           ConfigConflict: the version is not AVAILABLE, or the list of models is fixed.
-          Other errors as engine.model_set.ModelSet.reload does.
+          Other errors as versions.model_set.ModelSet.reload does.
         """
         self._changing(model, self._set_label)(model, label, version)
 
@@ -174,7 +174,7 @@ class Engine:
         Raises:
           ModelNotFound, VersionNotFound: there is no such model, or no folder of the version.
           ConfigConflict: the model is not pinned, or the list of models is fixed.
-          Other errors as engine.model_set.ModelSet.reload does.
+          Other errors as versions.model_set.ModelSet.reload does.
         """
         self._changing(model, self._pin)(model, version)
 

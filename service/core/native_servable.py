@@ -53,7 +53,7 @@ _NEEDS_TENSORFLOW = "it needs TensorFlow, which this server runs without"
 
 @dataclass(frozen=True, slots=True)
 class CompiledServable:
-    """A servable in the form that the native core has compiled; implements engine.servable.NativeServable.
+    """A servable in the form that the native core has compiled; implements versions.servable.NativeServable.
 
     name: the model's name.
     compiled: the core's own object. It owns the description's arrays until its last request has ended, so they must not

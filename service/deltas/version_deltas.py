@@ -141,7 +141,7 @@ _MAX_TIMES = 100_000
 # Maximum number of applied deltas, the newest ones, that the status page lists.
 _MAX_RECENT = 20
 
-# Type of Registry.replace in engine.registry: publishes the given servable in place of a holder's, and returns the new
+# Type of Registry.replace in versions.registry: publishes a servable in place of a holder's, and returns the new
 # holder.
 Replace = Callable[[Holder, Servable], Holder | None]
 
@@ -182,7 +182,7 @@ class _Refusals:
 
 
 class VersionDeltas:
-    """The deltas of one version; implements engine.deltas.Deltas. Concurrency: any thread.
+    """The deltas of one version; implements versions.deltas.Deltas. Concurrency: any thread.
 
     Args:
       journal: makes the journal of upserts from a function that reports refused records; None: there is no journal.

@@ -135,7 +135,7 @@ _MAX_CHANGED_SHARE = 0.01
 
 
 class NeighborIndexFiles:
-    """The files of nearest-row indexes in one folder; implements engine.neighbor_indexes.IndexFiles.
+    """The files of nearest-row indexes in one folder; implements search.neighbor_indexes.IndexFiles.
 
     Concurrency: one caller at a time.
 

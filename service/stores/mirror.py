@@ -175,7 +175,7 @@ class Arrival:
 
 @dataclass(eq=False)
 class Mirror:
-    """The mirror of a model's versions below one URI; implements engine.loads.VersionSource.
+    """The mirror of a model's versions below one URI; implements versions.loads.VersionSource.
 
     Concurrency: the watcher's thread calls; a thread lists the store, and each version is fetched by a thread of its
     own, one after the other.

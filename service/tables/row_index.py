@@ -74,7 +74,7 @@ class Lists(NamedTuple):
 
 
 class RowLists:
-    """A nearest-row index: lists of near rows, each with a centre; implements engine.neighbors.RowIndex.
+    """A nearest-row index: lists of near rows, each with a centre; implements versions.neighbors.RowIndex.
 
     Concurrency: any thread.
     recall: the share of the ten nearest rows that searches find, measured with queries like those that the index was

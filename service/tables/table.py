@@ -78,7 +78,7 @@ class MappedTable:
         return _NO_IDS if self.changed is None else np.flatnonzero(self.changed)
 
     def nearest(self, search: RowSearch) -> Nearest:
-        """Returns the rows that are nearest to each query, as engine.neighbors declares; compares all rows.
+        """Returns the rows that are nearest to each query, as versions.neighbors declares; compares all rows.
 
         Raises:
           DeadlineExceeded: the search took too long.

@@ -285,7 +285,7 @@ def _unknown(input_name: str, key: str, position: int, keys: str) -> IdOutOfRang
 
 
 class TableKeys:
-    """The vocabularies of one table, by feature, as engine.neighbors declares. Concurrency: any thread."""
+    """The vocabularies of one table, by feature, as versions.neighbors declares. Concurrency: any thread."""
 
     def __init__(self, table: str, vocabularies: Mapping[str, OpenedVocabulary]) -> None:
         self._table = table

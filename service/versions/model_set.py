@@ -92,7 +92,7 @@ class ModelSet:
         """Checks a new list of models, also against the models that are served now.
 
         Raises:
-          InvalidRequest: engine.model_config refuses the list.
+          InvalidRequest: versions.model_config refuses the list.
           ConfigConflict: a label points to a version that is not AVAILABLE.
         """
         check_list(configs, has_stores=self._rules.open_store is not None)
