@@ -145,7 +145,7 @@ LINES_AT_ONCE, LINES_PER_S = 500, 20
 _FLUSH_S = 2.0
 # The folders whose messages below "warning" are about the inside of the server: text for a person leaves them out,
 # unless they have `told` or the level is "debug".
-_INSIDE = tuple(f"service.{folder}." for folder in ("engine", "tables", "graph", "loading", "core"))
+_INSIDE = tuple(f"service.{one}." for one in "versions search control tables graph loading core".split())
 
 
 @dataclass(slots=True)
