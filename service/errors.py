@@ -155,10 +155,6 @@ class NotReady(ServiceError):
     code = "UNAVAILABLE"
 
 
-class GivenUp(NotReady):
-    """A load was ended on purpose, before its end: the server stops, or the version is no longer wanted."""
-
-
 class TableUnreachable(ServiceError):
     """Rows of a remote table could not be read from the table's cluster, or could not be changed in it."""
 

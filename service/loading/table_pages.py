@@ -224,7 +224,7 @@ class TableVerification:
         stored: Sequence[Stored],
         behind: Callable[[], object] | None = None,
     ) -> None:
-        """Verifies a version's tables now or in a thread; raises DataLoss if a checksum differs, GivenUp if stopped.
+        """Verifies a version's tables now or in a thread; raises DataLoss if a checksum differs, NotReady if stopped.
 
         Args:
           behind: waits for work that must be done before the verification in the thread.

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from service.artifact.hashes import crc32c, masked
-from service.errors import GivenUp
+from service.errors import NotReady
 from service.native_tables import NATIVE_TABLES
 from service.types import Array
 
@@ -263,7 +263,7 @@ class Verifier:
         """Compares bytes in a version's files with their checksums; if one differs, marks the files as damaged. Blocks.
 
         Raises:
-          GivenUp: the verifier was stopped, or the files were closed, before the end.
+          NotReady: the verifier was stopped, or the files were closed, before the end.
         """
         with self._one:
             started_s, done, memory = self._clock(), 0, mmap.mmap(-1, _CHUNK_BYTES)
@@ -275,7 +275,7 @@ class Verifier:
                 with files.reading(part.file) as (descriptor, address):
                     for begin, size in _chunks(part.offset, part.nbytes):
                         if self._is_stopped or files.is_closed:
-                            raise GivenUp("The version was given up before its tables were verified.")
+                            raise NotReady("The version was given up before its tables were verified.")
                         if _read(files, descriptor, address, begin, memory, size) != size:
                             files.damaged(f"{part.what}: file {part.file} ends within it or can not be read")
                             return
@@ -312,9 +312,9 @@ class Verifier:
                 behind()
             try:
                 self.verify(files, stored)
-            except GivenUp:
+            except NotReady:
                 return
-            # If the server stops or the files are closed before the end, verify() raises GivenUp and
+            # If the server stops or the files are closed before the end, verify() raises NotReady and
             # is_verification_due stays True.
             files.is_verification_due = False
             if files.is_damaged:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from service.artifact.completeness import Fingerprint, Identity, is_replaced
-from service.errors import ArtifactError, DataLoss, GivenUp, ServiceError
+from service.errors import ArtifactError, DataLoss, NotReady, ServiceError
 from service.types import State
 from service.versions.loads import Failure, LoadRules, VersionLoads
 from service.versions.model_config import Latest, ModelConfig, wanted_versions
@@ -373,7 +373,8 @@ class ModelWatcher:
         failure.seen = self._folder.seen(version)
         known = error if isinstance(error, ServiceError) else ArtifactError(f"{type(error).__name__}: {error}")
         logger.log(
-            logging.INFO if isinstance(error, GivenUp) else logging.ERROR,
+            # NotReady ends a load on purpose: the server stops, or the version is no longer wanted.
+            logging.INFO if isinstance(error, NotReady) else logging.ERROR,
             "load failed",
             exc_info=None if isinstance(error, ServiceError) else error,
             extra=self._named(version, known.message) | {"attempt": failure.attempts, "retry_in_s": retry_in_s},

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import ArtifactError, DeadlineExceeded, GivenUp, ModelNotFound, NotReady, TableUnreachable
+from service.errors import ArtifactError, DeadlineExceeded, ModelNotFound, NotReady, TableUnreachable
 from service.types import ModelRef, State, VersionStatus
 from service.versions.loads import LoadRules
 from service.versions.model_config import All, Latest, ModelConfig, Specific, VersionPolicy
@@ -142,7 +142,7 @@ def test_any_exception_of_a_loader_is_a_failed_load_with_its_traceback_logged(
 
 
 def test_a_load_that_is_ended_on_purpose_is_no_error_in_the_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    world.broken[1] = GivenUp("The server stops.")
+    world.broken[1] = NotReady("The server stops.")
     world.add("1")
     with caplog.at_level(logging.INFO):
         world.poll()
