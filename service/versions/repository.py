@@ -373,8 +373,8 @@ class ModelWatcher:
         failure.seen = self._folder.seen(version)
         known = error if isinstance(error, ServiceError) else ArtifactError(f"{type(error).__name__}: {error}")
         logger.log(
-            # NotReady ends a load on purpose: the server stops, or the version is no longer wanted.
-            logging.INFO if isinstance(error, NotReady) else logging.ERROR,
+            # A server that stops ends its loads by NotReady.
+            logging.INFO if self._registry.is_draining and isinstance(error, NotReady) else logging.ERROR,
             "load failed",
             exc_info=None if isinstance(error, ServiceError) else error,
             extra=self._named(version, known.message) | {"attempt": failure.attempts, "retry_in_s": retry_in_s},

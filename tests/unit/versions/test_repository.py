@@ -141,12 +141,17 @@ def test_any_exception_of_a_loader_is_a_failed_load_with_its_traceback_logged(
     assert vars(record)["reason"] == "RuntimeError: surprise"
 
 
-def test_a_load_that_is_ended_on_purpose_is_no_error_in_the_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    world.broken[1] = NotReady("The server stops.")
+@pytest.mark.parametrize(("is_draining", "level"), [(True, logging.INFO), (False, logging.ERROR)])
+def test_a_load_that_a_stopping_server_ends_is_no_error_in_the_log(
+    world: World, caplog: pytest.LogCaptureFixture, is_draining: bool, level: int
+) -> None:
+    world.broken[1] = NotReady("The version was given up.")
     world.add("1")
+    if is_draining:
+        world.registry.drain()
     with caplog.at_level(logging.INFO):
         world.poll()
-    assert [r.levelno for r in caplog.records if r.getMessage() == "load failed"] == [logging.INFO]
+    assert [r.levelno for r in caplog.records if r.getMessage() == "load failed"] == [level]
 
 
 def test_a_failure_of_the_artifact_is_logged_in_one_line(world: World, caplog: pytest.LogCaptureFixture) -> None:
