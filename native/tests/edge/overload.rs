@@ -28,7 +28,6 @@ async fn forwarded_calls_are_bounded_and_control_calls_pass() {
     let second = hang();
     let waits = || setup.server().statistics().queued_to_forward.contains(&("grpc", 1));
     until("the second waits", waits).await;
-    let begun = Instant::now();
     let third = grpc::call(&sender, HANG, &[("x-request-id", "one")], grpc::framed(b"x")).await.unwrap();
     assert_eq!((third.status(), third.headers["grpc-retry-pushback-ms"].to_str().unwrap()), ("14", "1000"));
     assert_eq!(third.text(), "The server is overloaded: 1 requests wait for a thread. Try again later.");
