@@ -46,11 +46,11 @@ export function nameOf(row: { label?: string | null; key?: unknown }): string {
   return row.label ?? (row.key === null || row.key === undefined || typeof row.key === "object" ? "" : String(row.key));
 }
 
-/** Says from how many lookups the hot rows are. */
+/** Says from how many ids the hot rows are. The overview counts the ids of lookups alone. */
 export function hotNote(hot: Hot): string {
   const since = `since version ${hot.version} was loaded`;
-  if (hot.sampled === hot.lookups) return `${shown(hot.lookups)} lookups ${since}, all of them counted.`;
-  return `About ${shown(hot.lookups)} lookups ${since}, estimated from ${shown(hot.sampled)} of them.`;
+  if (hot.sampled === hot.lookups) return `${shown(hot.lookups)} ids of lookups and predictions ${since}, all of them counted.`;
+  return `About ${shown(hot.lookups)} ids of lookups and predictions ${since}, estimated from ${shown(hot.sampled)} of them.`;
 }
 
 /** Names the model of a request. */

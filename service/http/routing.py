@@ -144,7 +144,8 @@ def meant(path: str, method: str = "POST") -> str:
     if not path.startswith("/v1/models/"):
         return did_you_mean(path, _PAGES)
     if separator and not near:
-        return f'; there is no verb "{verb}": POST to :predict, :lookup, :classify or :regress'
+        *others, last = (f":{known}" for known in _VERBS)
+        return f'; there is no verb "{verb}": POST to {", ".join(others)} or {last}'
     return ""
 
 

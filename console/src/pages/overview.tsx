@@ -136,7 +136,7 @@ function ModelCard(props: {
             { name: "dimension", isNumber: true, cell: (one) => one.dim },
             { name: "dtype", cell: (one) => one.dtype },
             { name: "memory", isNumber: true, cell: (one) => bytes(one.mapped_bytes) },
-            { name: "lookups", isNumber: true, cell: (one) => shown(one.ids ?? 0) },
+            { name: "ids of lookups", isNumber: true, cell: (one) => shown(one.ids ?? 0) },
             { name: "unknown ids", isNumber: true, cell: (one) => `${shown((one.missing_share ?? 0) * 100, 3)} %` },
           ]}
         />
