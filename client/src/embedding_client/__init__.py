@@ -32,7 +32,7 @@ from embedding_client.types import (
     VersionStatus,
 )
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __all__ = [
     "AsyncEmbeddingClient",
