@@ -251,7 +251,7 @@ class Workers:
     def _why_late(self, job: Job, now_s: float, waited_s: float) -> ServiceError | None:
         if job.deadline_s is not None and now_s >= job.deadline_s:
             self._observer.refused(job.model, "deadline")
-            return DeadlineExceeded("The deadline passed while the request waited for a thread.")
+            return DeadlineExceeded("The deadline passed before the request was answered.")
         # Run times vary, so a job may have waited far longer than was expected when it was admitted: if other jobs wait
         # behind it, it fails with Overloaded.
         if waited_s > _PATIENCE * self._limits.wait_s and self._num_waiting:

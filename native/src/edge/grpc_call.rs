@@ -388,9 +388,9 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
     }
 }
 
-/// Returns the error text for a request whose deadline passed while it waited for a thread.
+/// Returns the error text for a request whose deadline passed.
 pub fn late() -> String {
-    "The deadline passed while the request waited for a thread.".into()
+    "The deadline passed before the request was answered.".into()
 }
 
 /// Returns the error for a gRPC request that the called method does not support.

@@ -1,18 +1,20 @@
 //! Answers a gRPC call whose message has not arrived yet, is large, or needs a long computation.
 
 use std::future::poll_fn;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use h2::Reason;
 use h2::server::SendResponse;
 
+use super::dispatch::Dispatch;
 use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, refuse_empty, send};
 use super::grpc_forwarding::{forward, serve_other};
 use super::grpc_message::{Code, PREFIX_BYTES, Payload, Status};
 use super::inflating;
-use super::shared::{Failed, NotRun, Outcome};
+use super::pooled::Pooled;
+use super::shared::{Failed, Outcome};
 use crate::admission::limits::INLINE_BYTES;
+use crate::forms::Call;
 use crate::plan::{Declined, Effort};
 
 /// Serves one gRPC call until it is answered.
@@ -47,7 +49,7 @@ pub async fn declined_small(
         let next = tokio::select! {
             biased;
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-            next = large(&mut incoming, &plain, data, declined) => next,
+            next = large(&mut incoming, &plain, data, &declined) => next,
         };
         return finish(incoming, &plain, respond, next).await;
     }
@@ -93,24 +95,16 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };
     if data.len() > INLINE_BYTES {
-        return large(incoming, plain, data, Declined::TooLarge).await;
+        return large(incoming, plain, data, &Declined::TooLarge).await;
     }
-    let connection = Arc::clone(&incoming.connection);
-    // While the client leaves too many answers unread, only one of the connection's requests runs at a time; otherwise
-    // all would add answers at once.
-    let _turn = if connection.is_full() {
-        let turn = connection.turn.lock().await;
-        connection.room().await;
-        Some(turn)
-    } else {
-        None
-    };
+    // The connection's other requests may have been answered while this one's body came.
+    incoming.connection.room().await;
     let message = data.get(PREFIX_BYTES..).unwrap_or_default();
-    let outcome = incoming
-        .shared
-        .call(Effort::Small, &connection, &plain.terms, |dispatch, call| dispatch.grpc(plain.method, call, message));
+    let outcome = incoming.shared.call(Effort::Small, &incoming.connection, &plain.terms, |dispatch, call| {
+        dispatch.grpc(plain.method, call, message)
+    });
     match outcome {
-        Err(Failed::Declined(declined)) if declined.is_for_a_pool() => large(incoming, plain, data, declined).await,
+        Err(Failed::Declined(declined)) if declined.is_for_a_pool() => large(incoming, plain, data, &declined).await,
         outcome => after(incoming, plain, outcome, data).await,
     }
 }
@@ -143,36 +137,18 @@ async fn after(incoming: &Incoming, plain: &Plain, outcome: Outcome, data: Bytes
 }
 
 /// Answers a gRPC message on a thread of a pool; `why` is the reason why a thread of connections does not answer it.
-async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Declined) -> Next {
-    let ask = incoming.ask(&data, data.len());
-    let (shared, connection) = (Arc::clone(&incoming.shared), Arc::clone(&incoming.connection));
-    let model = Arc::clone(&ask.path[0]);
+async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: &Declined) -> Next {
     if let Err(status) = incoming.reach(&data, data.len()) {
         return Next::Reply(Reply::Refusal(status));
     }
-    let mut announcement = incoming.announcement.take().map(|(announcement, _)| announcement);
-    let mut turn = None;
-    loop {
-        connection.room().await;
-        let (method, body) = (plain.method, data.clone());
-        let called = shared.call_large(
-            why.clone(),
-            ask.clone(),
-            announcement.take(),
-            &connection,
-            plain.terms.clone(),
-            move |dispatch, call| dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default()),
-        );
-        match called.await {
-            Ok(outcome) => return after(incoming, plain, outcome, data).await,
-            Err(NotRun::Refused(refusal)) => {
-                return Next::Reply(Reply::Refusal(shared.refuse(&model, refusal, late)));
-            }
-            // While the client leaves too many answers unread, only one of the connection's large requests runs at a
-            // time; otherwise all would add answers at once.
-            Err(NotRun::Unread) if turn.is_none() => turn = Some(connection.turn.lock().await),
-            Err(NotRun::Unread) => {}
-            Err(NotRun::Closed) => return Next::Reset(Reason::CANCEL),
-        }
+    let announcement = incoming.announcement.take().map(|(announcement, _)| announcement);
+    let (method, body, ask) = (plain.method, data.clone(), incoming.ask(&data, data.len()));
+    let form = move |dispatch: &dyn Dispatch, call: &Call<'_>| {
+        dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default())
+    };
+    let (shared, connection, terms) = (&incoming.shared, &incoming.connection, &plain.terms);
+    match (Pooled { shared, connection, terms, ask, form }).run(why, announcement, late).await {
+        Ok(outcome) => after(incoming, plain, outcome, data).await,
+        Err(status) => Next::Reply(Reply::Refusal(status)),
     }
 }

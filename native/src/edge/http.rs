@@ -29,11 +29,12 @@ use super::events::Event;
 use super::grpc_message::{Code, Status};
 use super::inflating;
 use super::notes;
+use super::pooled::Pooled;
 use super::records::{RunRecord, SpanRecord, times_ns};
 use super::refusal_pause::RefusalPause;
 use super::refusals;
 use super::sampling::Traced;
-use super::shared::{self, Failed, Made, NotRun, Outcome, Shared, Terms};
+use super::shared::{self, Failed, Made, Outcome, Shared, Terms};
 use super::socket::Socket;
 use crate::admission::account::{Hold, Shares};
 use crate::admission::fair_queue::{Ask, Refusal};
@@ -434,6 +435,8 @@ impl Exchange {
         let found = plain.target(&head);
         let (method, accepted) = (found.method, plain.terms.accepted);
         let share = plain.terms.share(found.model).to_owned();
+        // Over HTTP/2, the connection's other requests may have been answered while this one's body came.
+        self.connection.room().await;
         let mut outcome = Err(Failed::Declined(Declined::TooLarge));
         if data.len() <= INLINE_BYTES {
             outcome = self.shared.call(Effort::Small, &self.connection, &plain.terms, |dispatch, call| {
@@ -443,7 +446,7 @@ impl Exchange {
         if let Err(Failed::Declined(why)) = &outcome
             && why.is_for_a_pool()
         {
-            outcome = match self.large(why.clone(), &head, plain.clone(), &data, &mut hold).await {
+            outcome = match self.large(why, &head, &plain, &data, &mut hold).await {
                 Ok(outcome) => outcome,
                 Err(status) => return self.refuse(&head.headers, &status, open),
             };
@@ -547,40 +550,24 @@ impl Exchange {
     /// not answer it.
     async fn large(
         &self,
-        why: Declined,
+        why: &Declined,
         head: &Parts,
-        plain: Plain,
+        plain: &Plain,
         data: &Bytes,
         hold: &mut Hold,
     ) -> Result<Outcome, Status> {
-        let shared = &self.shared;
         let ask = self.ask(head, data.len());
-        let model = Arc::clone(&ask.path[0]);
         if !hold.reach(data.len(), || self.shares(head)) {
-            return Err(shared.no_bytes(&model));
+            return Err(self.shared.no_bytes(&ask.path[0]));
         }
-        let deadline = ask.deadline.unwrap_or_else(Instant::now);
-        loop {
-            let (uri, data, terms) = (head.uri.clone(), data.clone(), plain.terms.clone());
-            let (rare, json_length) = (plain.rare.clone(), plain.json_length);
-            let form = move |dispatch: &dyn Dispatch, call: &Call<'_>| {
-                let found = rare.as_ref().map(|rare| rare.target()).or_else(|| target(uri.path()));
-                let found = Target { json_length, ..found.ok_or(Declined::Unusual)? };
-                dispatch.http(&found, call, &data)
-            };
-            let called = shared.call_large(why.clone(), ask.clone(), None, &self.connection, terms, form);
-            let unread = match tokio::time::timeout_at(deadline.into(), called).await {
-                Ok(Ok(outcome)) => return Ok(outcome),
-                Ok(Err(NotRun::Refused(refusal))) => return Err(self.too_long(&model, refusal)),
-                // The request was not run, because its client has left too many other answers unread.
-                Ok(Err(NotRun::Unread)) => tokio::time::timeout_at(deadline.into(), self.connection.room()).await,
-                Ok(Err(NotRun::Closed)) => return Err(shared::no_upstream()),
-                Err(late) => Err(late),
-            };
-            if unread.is_err() {
-                return Err(self.too_long(&model, Refusal::Late));
-            }
-        }
+        let (uri, data, rare, json_length) = (head.uri.clone(), data.clone(), plain.rare.clone(), plain.json_length);
+        let form = move |dispatch: &dyn Dispatch, call: &Call<'_>| {
+            let found = rare.as_ref().map(|rare| rare.target()).or_else(|| target(uri.path()));
+            let found = Target { json_length, ..found.ok_or(Declined::Unusual)? };
+            dispatch.http(&found, call, &data)
+        };
+        let (shared, connection, terms) = (&self.shared, &self.connection, &plain.terms);
+        Pooled { shared, connection, terms, ask, form }.run(why, None, || self.late()).await
     }
 
     /// Inflates the body of a request if it is compressed; see [`inflating::inflate_body`].
@@ -595,9 +582,12 @@ impl Exchange {
         inflating::inflate_body(&self.shared, &self.connection, head, data, hold, ask, too_long).await
     }
 
+    fn late(&self) -> String {
+        format!("Timed out: the request took longer than {} s.", self.shared.limits.http_timeout.as_secs_f64())
+    }
+
     fn too_long(&self, model: &str, refusal: Refusal) -> Status {
-        let seconds = self.shared.limits.http_timeout.as_secs_f64();
-        self.shared.refuse(model, refusal, || format!("Timed out: the request took longer than {seconds} s."))
+        self.shared.refuse(model, refusal, || self.late())
     }
 
     /// Returns the model, client, size and deadline of a request, by which a queue decides whether the request may

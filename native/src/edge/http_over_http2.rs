@@ -82,15 +82,6 @@ async fn answer(exchange: &Exchange, mut head: Parts, body: RequestBody) -> Resp
         Err(status) => return exchange.refuse(&head.headers, &status, open),
     };
     connection.room().await;
-    // While the client leaves too many answers unread, only one of the connection's requests runs at a time; otherwise
-    // all would add answers at once.
-    let _turn = if connection.is_full() {
-        let turn = connection.turn.lock().await;
-        connection.room().await;
-        Some(turn)
-    } else {
-        None
-    };
     normalize(&mut head);
     exchange.checked(head, body, open).await
 }

@@ -24,6 +24,7 @@ mod http_over_http2;
 mod inflating;
 mod local_authority;
 mod notes;
+mod pooled;
 mod preface;
 mod records;
 mod refusal_log;

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use smallvec::SmallVec;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::access::Access;
 use super::connection::{Connection, Debt};
@@ -25,15 +24,15 @@ use super::request_id::RequestIds;
 use super::sampling::Tracing;
 use super::statistics::Statistics;
 use crate::admission::account::Account;
-use crate::admission::fair_queue::{Ask, Refusal};
+use crate::admission::fair_queue::Refusal;
 use crate::admission::gate::Gates;
-use crate::admission::large::{Announcement, LazyPool, Pool};
-use crate::admission::limits::{INLINE_BYTES, LARGE_HEAD_BYTES, Limits};
+use crate::admission::large::{LazyPool, Pool};
+use crate::admission::limits::{LARGE_HEAD_BYTES, Limits};
 use crate::admission::long_calls::LongCalls;
 use crate::forms::{Answered, Call, LogTerms};
 use crate::forward::{GrpcUpstream, HttpUpstream};
 use crate::plan::faults::{self, BoxedFault};
-use crate::plan::{BatchPlace, Declined, Effort, Grant, GraphLimit, Queue, Ran, Routes, Waiting};
+use crate::plan::{Declined, Effort, Grant, GraphLimit, Routes};
 
 /// Prefix of the names of headers that only the core may send to the control server.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
@@ -43,9 +42,6 @@ pub const NAMES_HEADER: &str = "x-embedding-server-names";
 /// Header that proves to the control server that the core wrote the other headers, because clients may also connect
 /// to the control server directly.
 pub const SEAL_HEADER: &str = "x-embedding-server-seal";
-/// Number of threads for requests that wait for rows of Valkey or Redis clusters or of the disk. The threads start with
-/// the first such request.
-const WAITING_THREADS: usize = 64;
 /// Names in a client certificate are not forwarded if they have more bytes than this: grpcio takes 8 KiB of metadata.
 const MAX_NAMES_BYTES: usize = 4096;
 /// Most names of models that the error for an unknown model lists.
@@ -127,17 +123,6 @@ pub enum Failed {
     Refused(BoxedFault),
     /// The wire format's handler (form) panicked while it answered the request.
     Panicked,
-}
-
-/// The reason why large work did not run.
-#[derive(Debug)]
-pub enum NotRun {
-    /// The queue refused the work: the queue is full, or the work would wait or has waited in it too long.
-    Refused(Refusal),
-    /// The client has left too many answers unread since the work was queued.
-    Unread,
-    /// The thread pool is closed, because the server stops, or its threads could not be started.
-    Closed,
 }
 
 /// Properties of a request, from its headers and its connection, that decide whether and in which form the core answers
@@ -266,7 +251,7 @@ impl Shared {
     }
 
     /// As [`Shared::call`], with this routing table. `may_work`: the thread may take long to compress the answer.
-    fn call_on(
+    pub(super) fn call_on(
         &self,
         routes: &Routes,
         effort: Effort<'_>,
@@ -312,7 +297,7 @@ impl Shared {
     }
 
     /// Counts the reason why a request has no answer; a fault is counted where it is sent.
-    fn failed(&self, declined: Declined) -> Failed {
+    pub(super) fn failed(&self, declined: Declined) -> Failed {
         if let Some(event) = Event::declined(&declined) {
             self.statistics.count(event);
         }
@@ -328,212 +313,6 @@ impl Shared {
             }
             declined => Failed::Declined(declined),
         }
-    }
-
-    /// Runs the handler of a wire format (form) on a pool: on a thread for large work, or on a thread that may wait for
-    /// disks and other machines; or leaves its request in a batch queue, and writes the answer when its batch has run.
-    /// Dropping the future removes the work from the pool's queue and the request from the batch queue.
-    ///
-    /// `why`: the reason why a thread of connections does not run the form. `announcement`: the place that the request
-    /// already has in the queue for large work.
-    ///
-    /// # Errors
-    /// [`NotRun`].
-    pub async fn call_large(
-        self: &Arc<Self>,
-        why: Declined,
-        ask: Ask,
-        announcement: Option<Announcement>,
-        connection: &Arc<Connection>,
-        terms: Terms,
-        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Clone + Send + 'static,
-    ) -> Result<Outcome, NotRun> {
-        let begun = Instant::now();
-        // A batched request finds its servable twice: the second time, it must be the one that ran its batch.
-        let routes = self.routes.load_full();
-        let (mut why, mut announcement) = (why, announcement);
-        if why == Declined::Batches && ask.bytes <= INLINE_BYTES {
-            if connection.is_full() {
-                return Err(NotRun::Unread);
-            }
-            let place = BatchPlace::new(false);
-            let (outcome, queued) = self.call_batched(&routes, ask.deadline, place, connection, &terms, form.clone());
-            if !queued.is_empty() {
-                return self.after_batch(queued, begun, true, &routes, ask, connection, terms, form).await;
-            }
-            match outcome {
-                Err(Failed::Declined(declined)) if declined.is_for_a_pool() => why = declined,
-                outcome => return Ok(outcome),
-            }
-        }
-        if why != Declined::Waits {
-            let (place, announcement) = (BatchPlace::new(true), announcement.take());
-            let (outcome, queued) = self
-                .call_in(
-                    &self.large,
-                    &routes,
-                    place,
-                    ask.clone(),
-                    announcement,
-                    connection,
-                    terms.clone(),
-                    form.clone(),
-                )
-                .await?;
-            if !queued.is_empty() {
-                return self.after_batch(queued, begun, false, &routes, ask, connection, terms, form).await;
-            }
-            if !matches!(outcome, Err(Failed::Declined(Declined::Waits))) {
-                return Ok(outcome);
-            }
-        }
-        let start = || Pool::start("waiting", self.limits.queue(WAITING_THREADS));
-        let pool = self.waiting.get_or_start(start).map_err(|_| NotRun::Closed)?;
-        let place = BatchPlace::new(true);
-        let (outcome, queued) =
-            self.call_in(pool, &routes, place, ask.clone(), None, connection, terms.clone(), form.clone()).await?;
-        if queued.is_empty() {
-            return Ok(outcome);
-        }
-        self.after_batch(queued, begun, false, &routes, ask, connection, terms, form).await
-    }
-
-    /// Runs the handler of a wire format (form) on this thread, which leaves the request in a batch queue, or writes the
-    /// answer to one that ran. Returns the request that waits in a batch queue now.
-    fn call_batched(
-        &self,
-        routes: &Routes,
-        deadline: Option<Instant>,
-        place: BatchPlace,
-        connection: &Arc<Connection>,
-        terms: &Terms,
-        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
-    ) -> (Outcome, Queue) {
-        let waiting = Waiting { deadline, batch: Some(place), ..Waiting::default() };
-        let outcome = self.call_on(routes, Effort::Queue(&waiting), false, connection, terms, form);
-        (outcome, waiting.batch.map(|place| place.take_queued()).unwrap_or_default())
-    }
-
-    /// Waits until the batch of a request has run, and writes the answer: on this thread if `is_inline` and the answer is
-    /// small, else on the pool for large work. `begun`: the time at which the request's first call of its form began.
-    #[allow(clippy::too_many_arguments, reason = "the arguments of call_large, and the request's state")]
-    async fn after_batch(
-        self: &Arc<Self>,
-        queued: Queue,
-        begun: Instant,
-        is_inline: bool,
-        routes: &Arc<Routes>,
-        ask: Ask,
-        connection: &Arc<Connection>,
-        terms: Terms,
-        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
-    ) -> Result<Outcome, NotRun> {
-        let since = Instant::now();
-        let ran = match self.ran(queued, ask.deadline).await {
-            Ok(ran) => ran,
-            Err(failed) => return Ok(Err(failed)),
-        };
-        let waited = since.elapsed();
-        let outcome = if is_inline && ran.iter().map(Ran::num_bytes).sum::<usize>() <= INLINE_BYTES {
-            self.call_batched(routes, None, BatchPlace::of_ran(ran), connection, &terms, form).0
-        } else {
-            self.call_in(&self.large, routes, BatchPlace::of_ran(ran), ask, None, connection, terms, form).await?.0
-        };
-        Ok(outcome.map(|made| {
-            let answered = Answered {
-                ran: made.answered.ran + waited,
-                began: made.answered.began.checked_sub(waited).unwrap_or(begun),
-                ..made.answered
-            };
-            Made { answered, took: begun.elapsed(), ..made }
-        }))
-    }
-
-    /// Waits until the batches of a request have run.
-    async fn ran(&self, queue: Queue, deadline: Option<Instant>) -> Result<SmallVec<[Ran; 1]>, Failed> {
-        let mut all = SmallVec::new();
-        for mut queued in queue {
-            let received = match deadline {
-                None => (&mut queued.receiver).await,
-                Some(deadline) => match tokio::time::timeout_at(deadline.into(), &mut queued.receiver).await {
-                    Ok(received) => received,
-                    Err(_) => match queued.ticket.give_up() {
-                        Some(fault) => return Err(Failed::Refused(fault)),
-                        None => (&mut queued.receiver).await,
-                    },
-                },
-            };
-            match received {
-                Ok(Ok((outputs, notes))) => all.push(queued.into_ran(outputs, notes)),
-                Ok(Err(declined)) => return Err(self.failed(declined)),
-                Err(_) => {
-                    self.statistics.count(Event::Panicked);
-                    return Err(Failed::Panicked);
-                }
-            }
-        }
-        Ok(all)
-    }
-
-    /// Runs the handler of a wire format (form) on a thread of the given pool. Returns the request if it waits in a batch
-    /// queue now.
-    #[allow(clippy::too_many_arguments, reason = "the arguments of call_large, and where the form runs")]
-    async fn call_in(
-        self: &Arc<Self>,
-        pool: &Pool,
-        routes: &Arc<Routes>,
-        place: BatchPlace,
-        ask: Ask,
-        announcement: Option<Announcement>,
-        connection: &Arc<Connection>,
-        terms: Terms,
-        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
-    ) -> Result<(Outcome, Queue), NotRun> {
-        let has_run = place.has_ran();
-        let routes = Arc::clone(routes);
-        let may_wait = !std::ptr::eq(pool, &raw const self.large);
-        let deadline = ask.deadline;
-        let (sender, mut receiver) = oneshot::channel();
-        let (shared, connection, model) = (Arc::clone(self), Arc::clone(connection), Arc::clone(&ask.path[0]));
-        let job = move |told: Result<Duration, Refusal>| {
-            let not_run = match told {
-                // The task that waits for the job's result has ended, because the client disconnected or the deadline
-                // passed, so the request does not run.
-                _ if sender.is_closed() => return false,
-                Err(refusal) => NotRun::Refused(refusal),
-                Ok(_) if !has_run && connection.is_full() => NotRun::Unread,
-                Ok(waited) => {
-                    shared.statistics.waited(&model, waited);
-                    let graph_limit = Some(Arc::clone(&shared.graph_limit));
-                    let waiting = Waiting { deadline, graph_limit, batch: Some(place) };
-                    let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Queue(&waiting) };
-                    let outcome = shared.call_on(&routes, effort, true, &connection, &terms, form);
-                    let queued = waiting.batch.map(|place| place.take_queued()).unwrap_or_default();
-                    // The thread drops its references to the server before it sends the answer, so that it neither
-                    // keeps the async runtime alive nor is the last to drop the runtime.
-                    drop((shared, connection, routes));
-                    let _ = sender.send(Ok((outcome, queued)));
-                    return true;
-                }
-            };
-            drop(shared);
-            let _ = sender.send(Err(not_run));
-            false
-        };
-        let begun = Instant::now();
-        let ticket = pool.submit(ask, announcement, job).map_err(NotRun::Refused)?;
-        // While all threads of the pool are busy, no thread checks how long jobs have waited, so this async task
-        // withdraws its job after the longest allowed wait, if more jobs wait than the pool has threads.
-        let told = match tokio::time::timeout(pool.patience(), &mut receiver).await {
-            Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
-            Err(_) => receiver.await,
-            Ok(told) => told,
-        };
-        told.unwrap_or_else(|_| {
-            // The job has ended without an outcome: it panicked outside of Shared::call.
-            self.statistics.count(Event::Panicked);
-            Ok((Err(Failed::Panicked), Queue::new()))
-        })
     }
 
     /// Returns how many requests wait for a thread of a pool: of the pool for large work, or of the pool for requests

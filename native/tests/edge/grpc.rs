@@ -14,7 +14,11 @@ use crate::setup::{PREDICT, Setup, limits, until};
 const METADATA: &str = "/tensorflow.serving.PredictionService/GetModelMetadata";
 
 pub async fn connect(setup: &Setup) -> SendRequest<Bytes> {
-    let stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
+    connect_to(setup, Wire::Grpc).await
+}
+
+async fn connect_to(setup: &Setup, wire: Wire) -> SendRequest<Bytes> {
+    let stream = TcpStream::connect(setup.address(wire)).await.unwrap();
     stream.set_nodelay(true).unwrap();
     // With its default window, h2's client ends a connection after some hundred small unread answers, so the test uses
     // a larger window. Before the server's SETTINGS frame comes, it opens 100 streams at most, as hyper's client does.
@@ -321,7 +325,7 @@ async fn deadlines_and_a_full_queue_refuse_large_work() {
     assert!(!first.is_finished());
     assert_eq!(first.await.unwrap().message(), "slept");
     let second = second.await.unwrap();
-    assert_eq!((second.status(), second.text()), ("4", "The deadline passed while the request waited for a thread."));
+    assert_eq!((second.status(), second.text()), ("4", "The deadline passed before the request was answered."));
     let refused = setup.server().statistics().refused;
     let counted = |reason, count| (String::new(), reason, count);
     assert_eq!(refused, [counted("connections", 0), counted("deadline", 1), counted("idle", 0), counted("queue", 1)]);
@@ -331,20 +335,26 @@ async fn deadlines_and_a_full_queue_refuse_large_work() {
 async fn answers_that_nobody_reads_are_bounded_and_then_the_client_is_cut() {
     let limits = Limits { max_owed_bytes: 1 << 20, ..limits() };
     let setup = Setup::with(limits, |_| ()).await;
-    let sender = connect(&setup).await;
-    let mut responses = Vec::new();
-    for _ in 0..100 {
-        let mut sender = sender.clone().ready().await.unwrap();
-        let (response, mut body) = sender.send_request(request(PREDICT, &[]), false).unwrap();
-        body.send_data(framed(b"bytes 300000"), true).unwrap();
-        responses.push(response);
+    for (wire, name, path) in [(Wire::Grpc, "grpc", PREDICT), (Wire::Http, "http", "/v1/models/m:predict")] {
+        let sender = connect_to(&setup, wire).await;
+        let mut begun = Vec::new();
+        for _ in 0..100 {
+            let mut sender = sender.clone().ready().await.unwrap();
+            begun.push(sender.send_request(request(path, &[]), false).unwrap());
+        }
+        // The server begins to read all requests before any of them has its body.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        for (_, body) in &mut begun {
+            let message = if name == "grpc" { framed(b"bytes 300000") } else { Bytes::from_static(b"bytes 300000") };
+            body.send_data(message, true).unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let held = setup.server().statistics().bytes_in_flight;
+        assert!((1 << 20..3 << 20).contains(&held), "{name}: {held}");
+        until("the client is cut", || setup.count(|s| s.connections.clone(), name) == 0).await;
+        assert_eq!(setup.count(|s| s.cut.clone(), name), 1);
+        until("all is given back", || setup.server().statistics().bytes_in_flight == 0).await;
     }
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    let held = setup.server().statistics().bytes_in_flight;
-    assert!((1 << 20..3 << 20).contains(&held), "{held}");
-    until("the client is cut", || setup.count(|s| s.connections.clone(), "grpc") == 0).await;
-    assert_eq!(setup.count(|s| s.cut.clone(), "grpc"), 1);
-    until("all is given back", || setup.server().statistics().bytes_in_flight == 0).await;
 }
 
 #[tokio::test]
