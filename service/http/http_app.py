@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,7 +21,6 @@ from service.http.access import AccessMiddleware
 from service.http.console_routes import ConsoleSources, add_console_routes
 from service.http.errors import error_response, service_error_response
 from service.http.middleware import (
-    CorsMiddleware,
     GzipMiddleware,
     PathCaseMiddleware,
     RequestIdMiddleware,
@@ -47,7 +46,6 @@ def create_http_app(
     max_body_bytes: int,
     rest_api_timeout_s: float,
     gzip_min_bytes: int = 0,
-    cors_origins: Collection[str] | None = None,
     strict_json: bool = False,
     callers: Callers | None = None,
     sessions: Sessions | None = None,
@@ -63,7 +61,6 @@ def create_http_app(
       max_body_bytes: largest body, before and after decompression.
       rest_api_timeout_s: timeout of a whole request.
       gzip_min_bytes: size from which answers are compressed for clients that accept it; 0 is never.
-      cors_origins: origins whose web pages may read answers; empty: all origins; None: no other origin.
       strict_json: the native core writes null for numbers that are not finite, which the documentation says.
       callers: authenticates requests; None: everybody may send requests.
       sessions: the sessions of the console's users; None: nobody signs in.
@@ -121,8 +118,6 @@ def create_http_app(
             forwarding=forwarding,
             sessions=sessions,
         )
-    if cors_origins is not None:
-        app.add_middleware(CorsMiddleware, origins=cors_origins or None)
     app.add_middleware(SecurityHeadersMiddleware)
     if spans is not None:
         app.add_middleware(spans)

@@ -100,7 +100,6 @@ def _create_app(parts: HttpParts, forwarding: Forwarding) -> Any:
         max_body_bytes=settings.max_request_bytes,
         rest_api_timeout_s=settings.rest_api_timeout_s,
         gzip_min_bytes=settings.rest_api_gzip_min_bytes,
-        cors_origins=settings.cors_origins or (() if settings.rest_api_enable_cors_support else None),
         strict_json=settings.rest_api_strict_json,
         spans=parts.spans,
         forwarding=forwarding,

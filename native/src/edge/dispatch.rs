@@ -363,8 +363,10 @@ impl Cors {
         !matches!(self, Cors::Off) && method == http::Method::OPTIONS && is_web
     }
 
-    /// Returns the CORS headers for the answer to a request with this `Origin` header, in the order of the control
-    /// server.
+    /// Returns the CORS headers for the answer to a request with this `Origin` header. A page may send the id and the
+    /// trace of its request, and read those of the answer; a page of a listed origin may also send `Authorization`.
+    /// Source: Fetch standard, section CORS protocol; TensorFlow Serving's `http_server.cc`, which allows `Content-Type`
+    /// alone. "Vary: Origin" keeps caches from answering a page of one origin with the answer for another.
     #[must_use]
     pub fn headers<'a>(&self, origin: Option<&'a str>) -> Vec<(&'static str, Cow<'a, str>)> {
         const METHODS: (&str, Cow<'static, str>) = ("access-control-allow-methods", Cow::Borrowed("POST, GET"));

@@ -249,9 +249,6 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts) -> Result<Optio
         },
     };
     let refused = |fault| Refused { method, fault: Some(fault) };
-    if shared.cors.is_preflight(&head.method, &head.headers) {
-        return Err(Refused { method, fault: None });
-    }
     let mut terms = match shared.terms(&head.headers, connection) {
         Ok(terms) => terms,
         // A browser without credentials gets the page to sign in.
@@ -406,6 +403,9 @@ impl Exchange {
         }
         if let Some(text) = self.health(&head, &body) {
             return self.page(&head.headers, text, open);
+        }
+        if self.shared.cors.is_preflight(&head.method, &head.headers) {
+            return self.preflight(&head, &body, open);
         }
         let plain = match plain(&self.shared, &self.connection, &head) {
             Ok(plain) => plain,
@@ -674,14 +674,10 @@ impl Exchange {
         let name = if head.method == http::Method::HEAD { "GET" } else { head.method.as_str() };
         let mut response = if head.method == http::Method::OPTIONS {
             let mut response = Response::new(Answer::whole(Bytes::new(), open));
-            let headers = response.headers_mut();
-            if self.shared.cors.is_preflight(&head.method, &head.headers) {
-                headers.insert(CONTENT_TYPE, JSON);
-            } else {
-                headers.insert(ALLOW, HeaderValue::from_static("POST, OPTIONS"));
-                if !head.headers.contains_key(ORIGIN) {
-                    *response.status_mut() = StatusCode::NO_CONTENT;
-                }
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST, OPTIONS"));
+            // TensorFlow Serving answers 200 to a browser's question, also where it allows no origin.
+            if !head.headers.contains_key(ORIGIN) {
+                *response.status_mut() = StatusCode::NO_CONTENT;
             }
             self.mark(response.headers_mut(), &head.headers, self.shared.ids.of_http(&head.headers));
             response
@@ -707,6 +703,14 @@ impl Exchange {
             secure(response.headers_mut());
         }
         response
+    }
+
+    /// Answers a browser's question whether a page may send a request.
+    fn preflight(&self, head: &Parts, body: &RequestBody, open: Open) -> Response<Answer> {
+        let mut response = Response::new(Answer::whole(Bytes::new(), open));
+        response.headers_mut().insert(CONTENT_TYPE, JSON);
+        self.mark(response.headers_mut(), &head.headers, self.shared.ids.of_http(&head.headers));
+        if body.is_end_stream() { response } else { self.unread(response) }
     }
 
     /// Refuses a request whose URL is too long.
@@ -854,7 +858,8 @@ impl Exchange {
         // small.
         let forwarded = Box::pin(shared.http_upstream.forward(head, body)).await;
         drop(permit);
-        if let Some(response) = forwarded {
+        if let Some(mut response) = forwarded {
+            self.allow_origin(response.headers_mut(), &headers);
             return response.map(|body| Answer::forwarded(body, open));
         }
         shared.statistics.count(Event::UpstreamFailedHttp);
@@ -930,14 +935,19 @@ impl Exchange {
         response
     }
 
-    /// Adds the request id and the CORS headers, which the control server also adds to every answer to a POST.
+    /// Adds the request id, which the control server also adds to its answers, and the CORS headers.
     fn mark(&self, headers: &mut HeaderMap, asked: &HeaderMap, id: HeaderValue) {
-        let origin = asked.get(http::header::ORIGIN).and_then(|origin| origin.to_str().ok());
+        self.allow_origin(headers, asked);
+        headers.insert(super::request_id::REQUEST_ID, id);
+    }
+
+    /// Adds the CORS headers.
+    fn allow_origin(&self, headers: &mut HeaderMap, asked: &HeaderMap) {
+        let origin = asked.get(ORIGIN).and_then(|origin| origin.to_str().ok());
         for (name, value) in self.shared.cors.headers(origin) {
             if let Ok(value) = HeaderValue::from_str(&value) {
-                headers.insert(HeaderName::from_static(name), value);
+                headers.append(HeaderName::from_static(name), value);
             }
         }
-        headers.insert(super::request_id::REQUEST_ID, id);
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use _native::edge::{Cors, Limits, Wire};
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
@@ -168,6 +168,19 @@ async fn request_ids_and_cors_are_the_references() {
     let answer = post(&mut sender, path, &[("traceparent", parent), ("origin", "https://b")], "x").await;
     assert_eq!(answer.headers()["x-request-id"], "0af7651916cd43dd8448eb211c80319c");
     assert!(!answer.headers().contains_key("access-control-allow-origin"));
+    let forwarded = post(&mut sender, "/v1/models/m:neighbors", &[("origin", "https://a")], "x").await;
+    assert!(forwarded.body().starts_with("reference"), "{}", forwarded.body());
+    assert_eq!(forwarded.headers()["access-control-allow-origin"], "https://a");
+    assert_eq!(forwarded.headers()["vary"], "Origin");
+    let num_forwarded = setup.seen.calls.load(SeqCst);
+    for path in ["/v1/models/m:predict", "/v1/models", "/"] {
+        sender.ready().await.unwrap();
+        let asked = Request::options(path).header("host", "localhost").header("origin", "https://a");
+        let answer = sender.send_request(asked.body(Full::default()).unwrap()).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert_eq!(answer.headers()["access-control-allow-origin"], "https://a");
+    }
+    assert_eq!(setup.seen.calls.load(SeqCst), num_forwarded);
 }
 
 #[tokio::test]
