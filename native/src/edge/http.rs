@@ -365,10 +365,20 @@ impl Exchange {
         if !has_one_host(&head) || head.method == http::Method::CONNECT {
             return self.malformed(Event::MalformedHttp, open);
         }
-        let Some((traced, name, path)) = self.traced(&head) else {
-            return self.respond(head, body, open).await;
-        };
-        let response = Box::pin(self.respond(head, body, open)).await;
+        match self.traced(&head) {
+            None => self.respond(head, body, open).await,
+            Some(traced) => Box::pin(self.respond_traced(traced, head, body, open)).await,
+        }
+    }
+
+    async fn respond_traced(
+        &self,
+        (traced, name, path): (Traced, String, String),
+        head: Parts,
+        body: RequestBody,
+        open: Open,
+    ) -> Response<Answer> {
+        let response = self.respond(head, body, open).await;
         if let Content::Whole(_) = response.body().content {
             let id = response.headers().get(super::request_id::REQUEST_ID).and_then(|id| id.to_str().ok());
             self.shared.records.trace(SpanRecord {
@@ -414,7 +424,7 @@ impl Exchange {
         // The core reads a request's body, up to the limit on its size, before it forwards the request, so that a slow
         // client does not hold a slot of the control server.
         if plain.is_none() && body.is_end_stream() && lane(&head) == Lane::Control {
-            return self.forward(head, self.upload(Bytes::new(), body), open).await;
+            return Box::pin(self.forward(head, self.upload(Bytes::new(), body), open)).await;
         }
         let (data, mut hold) = match self.gather(&mut body, &head, plain.is_some()).await {
             Gathered::Whole(data, hold) => (data, hold),
@@ -422,7 +432,7 @@ impl Exchange {
         };
         let may_run = |plain: &Plain| plain.terms.allows(plain.target(&head).model);
         let (data, _permit) = if head.headers.contains_key(CONTENT_ENCODING) && plain.as_ref().is_some_and(may_run) {
-            match self.inflate(&mut head, data, &mut hold).await {
+            match Box::pin(self.inflate(&mut head, data, &mut hold)).await {
                 Ok(inflated) => inflated,
                 Err(status) => return self.refuse(&head.headers, &status, open),
             }
@@ -430,7 +440,7 @@ impl Exchange {
             (data, None)
         };
         let Some(plain) = plain else {
-            return self.forward_whole(head, data, hold, open).await;
+            return Box::pin(self.forward_whole(head, data, hold, open)).await;
         };
         let found = plain.target(&head);
         let (method, accepted) = (found.method, plain.terms.accepted);
@@ -446,14 +456,16 @@ impl Exchange {
         if let Err(Failed::Declined(why)) = &outcome
             && why.is_for_a_pool()
         {
-            outcome = match self.large(why, &head, &plain, &data, &mut hold).await {
+            outcome = match Box::pin(self.large(why, &head, &plain, &data, &mut hold)).await {
                 Ok(outcome) => outcome,
                 Err(status) => return self.refuse(&head.headers, &status, open),
             };
         }
-        if let Ok(made) = outcome {
+        if outcome.as_ref().is_ok_and(|made| made.body.is_due())
+            && let Ok(made) = outcome
+        {
             let ask = || self.ask(&head, data.len());
-            outcome = match inflating::finish(&self.shared, made, accepted, ask).await {
+            outcome = match Box::pin(inflating::finish(&self.shared, made, accepted, ask)).await {
                 Ok(made) => Ok(made),
                 Err(refusal) => {
                     let status = self.too_long(model(&self.shared, &head), refusal);

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -48,17 +48,19 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     let limits = &shared.limits;
     let flushes = Arc::new(Flushes::default());
     let socket = Socket::metered(stream, Arc::clone(&connection), Arc::clone(&flushes));
-    let mut handshake = pin!(
+    // Boxed, so that its memory is free once it is over.
+    let mut handshake = Box::pin(
         h2::server::Builder::new()
             .max_concurrent_streams(limits.max_streams)
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_frame_size(FRAME_BYTES)
             .max_header_list_size(limits.max_header_list_bytes)
-            .handshake::<_, Payload>(socket)
+            .handshake::<_, Payload>(socket),
     );
-    let handshake = poll_fn(|cx| match handshake.as_mut().poll(cx) {
-        Poll::Pending if connection.flood().is_some() => Poll::Ready(None),
+    let watched = &connection;
+    let handshake = poll_fn(move |cx| match handshake.as_mut().poll(cx) {
+        Poll::Pending if watched.flood().is_some() => Poll::Ready(None),
         state => state.map(Result::ok),
     });
     let Ok(Some(h2)) = tokio::time::timeout(limits.handshake_timeout, handshake).await else {

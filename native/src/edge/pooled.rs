@@ -20,6 +20,8 @@ use crate::plan::{BatchPlace, Declined, Effort, Queue, Ran, Routes, Waiting};
 /// Number of threads for requests that wait for rows of Valkey or Redis clusters or of the disk. The threads start with
 /// the first such request.
 const WAITING_THREADS: usize = 64;
+/// Time behind its deadline in which a request that runs may still say what it waited for: it knows its deadline, too.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// The reason why a request did not run.
 enum NotRun {
@@ -64,17 +66,19 @@ where
         // all would add answers at once.
         let mut turn = None;
         let ran = loop {
-            let attempt = async {
-                self.connection.room().await;
-                self.attempt(why.clone(), announcement.take()).await
-            };
-            match self.in_time(attempt).await.and_then(|attempt| attempt) {
-                Err(NotRun::Unread) if turn.is_some() => {}
-                Err(NotRun::Unread) => match self.in_time(self.connection.turn.lock()).await {
-                    Ok(taken) => turn = Some(taken),
-                    Err(late) => break Err(late),
-                },
+            let attempt = self.attempt(why.clone(), announcement.take());
+            match self.in_time(LAST_WORDS, attempt).await.and_then(|attempt| attempt) {
+                Err(NotRun::Unread) => {}
                 ran => break ran,
+            }
+            let next = async {
+                if turn.is_none() {
+                    turn = Some(self.connection.turn.lock().await);
+                }
+                self.connection.room().await;
+            };
+            if let Err(late) = self.in_time(Duration::ZERO, next).await {
+                break Err(late);
             }
         };
         ran.map_err(|not_run| match not_run {
@@ -83,12 +87,11 @@ where
         })
     }
 
-    async fn in_time<T>(&self, done: impl Future<Output = T>) -> Result<T, NotRun> {
-        match self.ask.deadline {
+    /// Waits until the request's deadline, and for `more` time.
+    async fn in_time<T>(&self, more: Duration, done: impl Future<Output = T>) -> Result<T, NotRun> {
+        match self.ask.deadline.and_then(|deadline| deadline.checked_add(more)) {
             None => Ok(done.await),
-            Some(deadline) => {
-                tokio::time::timeout_at(deadline.into(), done).await.map_err(|_| NotRun::Refused(Refusal::Late))
-            }
+            Some(end) => tokio::time::timeout_at(end.into(), done).await.map_err(|_| NotRun::Refused(Refusal::Late)),
         }
     }
 
@@ -168,7 +171,7 @@ where
     async fn ran(&self, queue: Queue) -> Result<SmallVec<[Ran; 1]>, Failed> {
         let mut all = SmallVec::new();
         for mut queued in queue {
-            let received = match self.in_time(&mut queued.receiver).await {
+            let received = match self.in_time(Duration::ZERO, &mut queued.receiver).await {
                 Ok(received) => received,
                 Err(_) => match queued.ticket.give_up() {
                     Some(fault) => return Err(Failed::Refused(fault)),

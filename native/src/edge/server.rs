@@ -5,7 +5,7 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, ready};
@@ -389,14 +389,16 @@ impl Hub {
     /// Serves a connection until it is closed, in turns with the other connections.
     async fn serve<S>(&self, wire: Wire, stream: S, connection: Arc<Connection>)
     where
-        S: AsyncRead + AsyncWrite + Unpin,
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let shared = Arc::clone(&self.shared);
         let num_open = || self.open.iter().map(|count| count.load(Relaxed)).sum();
-        match wire {
-            Wire::Grpc => self.turns.take(num_open, http2::serve(wire, stream, connection, shared)).await,
-            Wire::Http => self.turns.take(num_open, serve_http(stream, connection, shared)).await,
-        }
+        // Boxed, because a future that is handed on takes its memory twice.
+        let task: Pin<Box<dyn Future<Output = ()> + Send>> = match wire {
+            Wire::Grpc => Box::pin(http2::serve(wire, stream, connection, shared)),
+            Wire::Http => Box::pin(serve_http(stream, connection, shared)),
+        };
+        self.turns.take(num_open, task).await;
     }
 
     fn tell_all(&self, order: Order) {
@@ -469,13 +471,15 @@ impl Hub {
         if self.is_draining.load(Relaxed) {
             connection.tell(Order::Drain);
         }
+        // Each kind has a task of its own, because a task takes as much memory as the largest future that it may run.
+        let Some(config) = tls else {
+            tokio::spawn(async move { registration.hub.serve(wire, stream, connection).await });
+            return;
+        };
         tokio::spawn(async move {
             let hub = &registration.hub;
-            let Some(config) = tls else {
-                return hub.serve(wire, stream, connection).await;
-            };
             let stream = Encrypted::new(stream, Arc::clone(&connection));
-            let handshake = hub.unless_cut(number, &connection, TlsAcceptor::from(config).accept(stream));
+            let handshake = Box::pin(hub.unless_cut(number, &connection, TlsAcceptor::from(config).accept(stream)));
             match tokio::time::timeout(hub.shared.limits.handshake_timeout, handshake).await {
                 // The server drops a gRPC connection with TLS unless client and server both chose HTTP/2 by ALPN in the
                 // handshake (RFC 9113, section 3.2).
@@ -520,9 +524,9 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Ar
     };
     if is_http2 {
         connection.set_http2();
-        return http2::serve(Wire::Http, stream, connection, shared).await;
+        return Box::pin(http2::serve(Wire::Http, stream, connection, shared)).await;
     }
-    http::serve(stream, connection, shared).await;
+    Box::pin(http::serve(stream, connection, shared)).await;
 }
 
 /// An entry in the list of connections; dropping it removes the connection from the list.

@@ -237,7 +237,10 @@ def test_huge_pages_are_told_from_small_ones(tmp_path: Path) -> None:
     LIBC.madvise(octets.ctypes.data, octets.nbytes, 14)
     for begin in range(0, 8 * HUGE, 2 * HUGE):
         LIBC.madvise(octets.ctypes.data + begin, HUGE, 22)
-    assert huge_bytes(octets) == smaps_bytes(octets, "FilePmdMapped") == 4 * HUGE
+    told = smaps_bytes(octets, "FilePmdMapped")
+    assert huge_bytes(octets) == told
+    if told < 4 * HUGE:
+        pytest.skip("other programs have taken the free huge pages since they were counted")
     # A slice that begins and ends inside a huge page: its two pages count as parts of it.
     assert huge_bytes(octets[PAGE + 1 : 2 * PAGE + 1]) == 2 * PAGE
 
