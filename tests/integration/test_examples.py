@@ -8,13 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
-import jsonschema_rs
 import pytest
 
 from tests.integration.process import ROOT, ServerProcess, environment, unused_ports
+from tests.openapi_document import check_documented
 
 pytestmark = pytest.mark.tf
 
@@ -84,16 +82,6 @@ def test_every_example_of_the_api_page_is_answered(server: ServerProcess) -> Non
                 assert response.status_code == 400, f"{method} {url}: {response.text}"
                 check_documented(document, operation, response)
     assert tried > 40
-
-
-def check_documented(document: dict[str, Any], operation: dict[str, Any], response: httpx.Response) -> None:
-    """Compares an answer's JSON and headers with what the OpenAPI document says of an answer with its status."""
-    documented = operation["responses"][str(response.status_code)]
-    assert {name.lower() for name in documented.get("headers", {})} <= set(response.headers)
-    media = documented.get("content", {}).get("application/json")
-    if media is not None and "schema" in media:
-        schema = media["schema"] | {"components": document["components"]}
-        jsonschema_rs.validator_for(schema).validate(response.json())
 
 
 def _run_both(command: list[str], server: ServerProcess) -> tuple[str, str]:

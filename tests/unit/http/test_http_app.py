@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jsonschema_rs
 import pytest
 
 from service.http.oip_routes import read_only_ready
@@ -17,6 +16,7 @@ from service.types import Array, SignatureSpec, TensorSpec
 from service.versions.registry import Registry
 from service.versions.servable import Servable
 from service.wire.json_body import decode_neighbors
+from tests.openapi_document import check_documented, documented_answer, validator
 from tests.unit.http.conftest import QUERY, SEARCH, Http, error_text
 from tests.unit.versions.fakes import FakeBackend
 
@@ -145,10 +145,6 @@ def _examples(body: dict[str, object]) -> list[Any]:
     return [e["value"] for media in content.values() for e in media.get("examples", {}).values()]
 
 
-def _validator(document: dict[str, Any], schema: dict[str, Any]) -> Any:
-    return jsonschema_rs.validator_for(schema | {"components": document["components"]})
-
-
 @pytest.mark.usefixtures("documented")
 @pytest.mark.parametrize("strict_json", [False, True])
 def test_every_documented_example_is_of_its_type(make_http: Callable[..., Http], strict_json: bool) -> None:
@@ -156,10 +152,11 @@ def test_every_documented_example_is_of_its_type(make_http: Callable[..., Http],
     seen = 0
     for methods in document["paths"].values():
         for operation in methods.values():
-            for part in (operation.get("requestBody", {}), *operation["responses"].values()):
+            answers = [documented_answer(document, operation, int(status)) for status in operation["responses"]]
+            for part in (operation.get("requestBody", {}), *answers):
                 for media in part.get("content", {}).values():
                     for example in media.get("examples", {}).values():
-                        _validator(document, media["schema"]).validate(example["value"])
+                        validator(document, media["schema"]).validate(example["value"])
                         seen += 1
     assert seen >= 80
     whole = json.dumps(document)
@@ -292,9 +289,7 @@ def test_an_answer_is_of_the_type_that_is_documented(
     document = http.get("/openapi.json").json()
     url = path.format(model="m", version=3, label="stable", table="t")
     response = http.post(url, json=body) if method == "post" else http.get(url)
-    documented = document["paths"][path][method]["responses"][str(response.status_code)]
-    _validator(document, documented["content"]["application/json"]["schema"]).validate(response.json())
-    assert {name.lower() for name in documented.get("headers", {})} <= set(response.headers)
+    check_documented(document, document["paths"][path][method], response)
 
 
 def test_the_page_of_the_documentation_loads_files_of_this_server_alone(http: Http) -> None:
