@@ -168,6 +168,7 @@ Every error has the body `{"error": "<text>"}`. Answers carry `X-Request-Id`: th
 a version of a model computed carry `X-Model-Version`.
 Bodies may be sent with `Content-Encoding: gzip` or `deflate`. The same models answer TensorFlow Serving's gRPC API.
 """
+_TOKEN = "The token of a caller, if the server has callers."
 
 
 class Documents:
@@ -220,9 +221,12 @@ class Documents:
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
             "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
+            # Most servers need no token, nor do those whose clients have certificates.
+            "security": [{}, {"token": []}],
             "paths": paths,
             "components": {
                 "schemas": definitions,
+                "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": _TOKEN}},
                 "responses": {_name(status): _refusal(status, definitions) for status in ERRORS},
             },
         }
@@ -268,6 +272,8 @@ def _refusal(status: int, definitions: Mapping[str, Json]) -> Json:
     if status == 503:
         wait = "Seconds; sent if the server is overloaded."
         headers["Retry-After"] = {"required": False, "schema": {"type": "integer"}, "description": wait}
+    if status == 401:
+        headers["WWW-Authenticate"] = {"required": True, "schema": {"type": "string"}}
     content = _content(Error, {"error": {"error": text}}, definitions)
     return {"description": about, "headers": headers, "content": content}
 
