@@ -1,47 +1,68 @@
-// Requests embeddings from a running server over HTTP, with fetch alone: in Node 18 and later, Deno, Bun and browsers.
+// Requests embeddings from a running server over HTTP, with fetch alone. The types of paths, bodies, answers and errors are
+// generated from the server's OpenAPI document. Needs Node 22.18 or later:
 //
-//   npx tsx examples/lookup.ts http://127.0.0.1:8501 movielens
+//   npx -y -p typescript@5.9.3 -p openapi-typescript@7.13.0 openapi-typescript \
+//     http://127.0.0.1:8501/openapi.json -o examples/openapi.d.ts
+//   node examples/lookup.ts http://127.0.0.1:8501 movielens
 
-type Id = number | string;
+import type { components, paths } from "./openapi.d.ts";
 
-/** Ids by feature: one for each row, or a list of them for each row. Ids are numbers, or strings of a vocabulary. */
-export interface Lookup {
-  features: Record<string, Id[] | Id[][]>;
-  weights?: Record<string, number[][]>;
+type Schemas = components["schemas"];
+type Json<T> = { content: { "application/json": T } };
+
+/** The parameters, body and answer of a POST to a path. */
+type Post<Path extends keyof paths> = paths[Path] extends {
+  post: { parameters: { path: infer Where }; requestBody: Json<infer Body>; responses: { 200: Json<infer Answer> } };
 }
+  ? { where: Where; body: Body; answer: Answer }
+  : never;
 
-/** An error answer of the server; docs/errors.md lists the codes. */
+/** An error answer of the server; docs/errors.md says what each code means. */
 export class ServerError extends Error {
-  constructor(
-    readonly status: number,
-    readonly code: string | null,
-    message: string,
-    /** The models that you may see, if yours is unknown. */
-    readonly models: string[] = [],
-  ) {
-    super(`${status} ${code}: ${message} ${models.join(", ")}`);
+  readonly code: Schemas["ErrorCode"];
+  /** The models that you may see, if yours is unknown. */
+  readonly models: string[];
+
+  constructor(response: Response, answer: Schemas["Error"]) {
+    super(answer.error);
+    // An unexpected error, with status 500, has no code.
+    this.code = (response.headers.get("X-Error-Code") ?? "INTERNAL") as Schemas["ErrorCode"];
+    this.models = answer.models ?? [];
   }
 }
 
-/** Posts a lookup; returns the embeddings by feature, one for each row. */
-export async function ask(server: string, model: string, lookup: Lookup): Promise<Record<string, number[][]>> {
-  const path = `${server}/v1/models/${encodeURIComponent(model)}:lookup`;
-  const response = await fetch(path, { method: "POST", body: JSON.stringify(lookup) });
+/** Posts to a path of the OpenAPI document; returns the answer. */
+export async function post<Path extends keyof paths>(
+  server: string,
+  path: Path,
+  where: Post<Path>["where"],
+  body: Post<Path>["body"],
+): Promise<Post<Path>["answer"]> {
+  const values = where as Record<string, string | number>;
+  const filled = path.replace(/{(\w+)}/g, (_, name) => encodeURIComponent(values[name]));
+  const response = await fetch(server + filled, { method: "POST", body: JSON.stringify(body) });
   const answer = await response.json();
   if (!response.ok) {
-    throw new ServerError(response.status, response.headers.get("X-Error-Code"), answer.error, answer.models);
+    throw new ServerError(response, answer);
   }
-  return answer.embeddings;
+  return answer;
 }
 
 declare const process: { argv: string[]; exitCode?: number };
 
 async function main([server = "http://127.0.0.1:8501", model = "movielens"]: string[]): Promise<void> {
-  const found = await ask(server, model, { features: { user_id: [1, 2], genres: [["Comedy", "Drama"], []] } });
-  console.log(`${found.user_id.length} users of ${found.user_id[0].length} numbers, genres ${found.genres[1]}`);
+  const features = { user_id: [1, 2], genres: [["Comedy", "Drama"], []] };
+  const { embeddings } = await post(server, "/v1/models/{model}:lookup", { model }, { features });
+  // The feature is not a sequence, so it has one vector for each row.
+  const users = embeddings.user_id as Schemas["Vector"][];
+  console.log(`${users.length} users of ${users[0].length} numbers, genres ${JSON.stringify(embeddings.genres)}`);
+  const path = "/v1/models/{model}/tables/{table}:neighbors";
+  const near = await post(server, path, { model, table: "film" }, { ids: [50], k: 3, labels: true });
+  console.log(`nearest to film 50: ${near.labels?.[0].join(", ")}`);
 }
 
 main(process.argv.slice(2)).catch((error) => {
-  console.error(String(error));
+  const isUnknown = error instanceof ServerError && error.code === "NOT_FOUND";
+  console.error(isUnknown ? `${error.message}; there are: ${error.models.join(", ")}` : String(error));
   process.exitCode = 1;
 });

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from service.comparison import document
+from service.errors import Code
 from service.versions.neighbors import METRICS
 from service.wire.oip_models import DATATYPES
 
@@ -552,6 +553,10 @@ class IndexEntry(Closed):
 
 class IndexResponse(RootModel[list[IndexEntry]]):
     pass
+
+
+class ErrorCode(RootModel[Code]):
+    """The canonical code of an error, a name of google.rpc.Code; several codes share an HTTP status."""
 
 
 class Error(Closed):

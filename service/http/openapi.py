@@ -19,8 +19,9 @@ from starlette.routing import BaseRoute
 from service.control.engine import Engine, ModelDescription
 from service.control.table_view import vocabularies_of
 from service.errors import ServiceError
-from service.http.bodies import Error, Json, example_of, schemas
-from service.http.operations import DESCRIBED, ERRORS, TAGS, Answer, Operation
+from service.http.bodies import Error, ErrorCode, Json, example_of, schemas
+from service.http.errors import CODE_HEADER
+from service.http.operations import DESCRIBED, ERRORS, TAGS, Operation
 from service.http.routing import RawRoute, in_the_core
 from service.types import ModelRef, SignatureSpec, TableInfo, TensorSpec
 from service.wire.oip_models import datatype_name
@@ -167,6 +168,7 @@ Every error has the body `{"error": "<text>"}`. Answers carry `X-Request-Id`: th
 a version of a model computed carry `X-Model-Version`.
 Bodies may be sent with `Content-Encoding: gzip` or `deflate`. The same models answer TensorFlow Serving's gRPC API.
 """
+_TOKEN = "The token of a caller, if the server has callers."
 
 
 class Documents:
@@ -194,7 +196,7 @@ class Documents:
     def _definitions(self) -> dict[str, Json]:
         operations = [operation for _, operation in self._described]
         kinds = {answer.kind for one in operations for answer in (one.answer, *one.more.values())}
-        kinds |= {Error, *(one.body for one in operations)}
+        kinds |= {Error, ErrorCode, *(one.body for one in operations)}
         bodies = sorted(kinds - {None, str, dict}, key=lambda kind: kind.__name__)
         return schemas(bodies, strict_json=self._strict_json)
 
@@ -219,8 +221,14 @@ class Documents:
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
             "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
+            # Most servers need no token, nor do those whose clients have certificates.
+            "security": [{}, {"token": []}],
             "paths": paths,
-            "components": {"schemas": definitions},
+            "components": {
+                "schemas": definitions,
+                "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": _TOKEN}},
+                "responses": {_name(status): _refusal(status, definitions) for status in ERRORS},
+            },
         }
         add_examples(document, served)
         return document
@@ -228,13 +236,11 @@ class Documents:
 
 def _described(operation: Operation, path: str, definitions: Mapping[str, Json]) -> Json:
     answers = {200: operation.answer, **operation.more}
-    for status in operation.errors:
-        about, text = ERRORS[status]
-        answers[status] = Answer(about, Error, {"error": {"error": text}})
     responses: dict[str, Json] = {
         str(status): {"description": answer.about, "content": _content(answer.kind, answer.examples, definitions)}
         for status, answer in answers.items()
     }
+    responses |= {str(status): {"$ref": f"#/components/responses/{_name(status)}"} for status in operation.errors}
     described: Json = {
         "tags": [operation.tag],
         "summary": operation.summary,
@@ -253,6 +259,23 @@ def _described(operation: Operation, path: str, definitions: Mapping[str, Json])
         for body in (described["requestBody"], responses["200"]):
             body["content"]["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     return described
+
+
+def _name(status: int) -> str:
+    return f"Error{status}"
+
+
+def _refusal(status: int, definitions: Mapping[str, Json]) -> Json:
+    about, text = ERRORS[status]
+    # The answer to an unexpected exception, with status 500, has no code.
+    headers = {CODE_HEADER: {"required": status != 500, "schema": {"$ref": "#/components/schemas/ErrorCode"}}}
+    if status == 503:
+        wait = "Seconds; sent if the server is overloaded."
+        headers["Retry-After"] = {"required": False, "schema": {"type": "integer"}, "description": wait}
+    if status == 401:
+        headers["WWW-Authenticate"] = {"required": True, "schema": {"type": "string"}}
+    content = _content(Error, {"error": {"error": text}}, definitions)
+    return {"description": about, "headers": headers, "content": content}
 
 
 def _parameter(name: str) -> Json:

@@ -29,6 +29,11 @@ ERRORS: Mapping[int, tuple[str, str]] = {
         "The request can not succeed as it was sent",
         'input "user_id": id 6041 at position 1 is out of range, its table has ids 0 to 6040.',
     ),
+    401: (
+        "The server has callers, and no credentials of one were sent",
+        "Valid credentials are required: Authorization: Bearer <token>, or a certificate.",
+    ),
+    403: ("The caller lacks a right", 'Caller "ann" lacks the right "metadata" on model "movielens".'),
     404: ("No such model, version or table", "Servable not found for request: Latest(movielens)"),
     413: ("The body is over the limit", "The body of 99000000 bytes is over the limit of 33554432 bytes."),
     500: ("A fault of the server", "Internal error; the server's log has the cause, request id 5f2c-1a"),
@@ -75,7 +80,8 @@ def _query(name: str, kind: str, description: str, **more: Any) -> Json:
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": description} | more
 
 
-_READ_ERRORS = (400, 404, 503)
+_REFUSED = (401, 403)
+_READ_ERRORS = (400, *_REFUSED, 404, 503)
 _COMPUTING = {202: Answer("The server computes the answer; ask again", bodies.MapState)}
 _HOT_ROWS = {"type": "integer", "minimum": 1, "maximum": MAX_HOT_ROWS}
 _SIGNATURE = _query("signature_name", "string", "Default: serving_default where the model has it, else lookup.")
@@ -278,13 +284,13 @@ DESCRIBED: Mapping[str, Operation] = {
         TENSORFLOW_SERVING,
         "Models and their versions",
         Answer("The models you may see", bodies.ModelsResponse),
-        errors=(),
+        errors=(401,),
     ),
     "getStatus": Operation(
         TENSORFLOW_SERVING,
         "State of a model's versions",
         Answer("Versions, newest first", bodies.StatusResponse),
-        errors=(400, 404),
+        errors=(400, *_REFUSED, 404),
     ),
     "getMetadata": Operation(
         TENSORFLOW_SERVING,
@@ -339,7 +345,7 @@ DESCRIBED: Mapping[str, Operation] = {
         Answer("One entry per version", bodies.IndexResponse),
         bodies.IndexRequest,
         {"all": {}, "those that can answer": {"ready": True}},
-        errors=(400, 413),
+        errors=(400, 401, 413),
     ),
     "hotRows": Operation(
         VERSIONS,
@@ -367,6 +373,6 @@ DESCRIBED: Mapping[str, Operation] = {
             )
         },
     ),
-    "metrics": Operation(OPERATIONS, "Metrics", Answer("Prometheus text", str), errors=()),
-    "statusz": Operation(OPERATIONS, "Status page", Answer("this server's state", dict), errors=()),
+    "metrics": Operation(OPERATIONS, "Metrics", Answer("Prometheus text", str), errors=_REFUSED),
+    "statusz": Operation(OPERATIONS, "Status page", Answer("this server's state", dict), errors=_REFUSED),
 }

@@ -27,6 +27,7 @@ from embedding_client.errors import Refused
 from service.artifact.protos import message_class
 from tests.conformance.wires import fill_tensor
 from tests.integration.process import PATIENCE_S, ServerProcess, until
+from tests.openapi_document import check_documented
 from tests.toy_model import write_toy_model
 
 TOKENS = {name: f"{name}-token-that-nobody-may-see" for name in ("user", "reader", "boss")}
@@ -383,6 +384,21 @@ def test_what_is_open_tells_nothing_of_models(guarded: Guarded) -> None:
     assert watched == {"shown": unknown, "absent": unknown, "": health_pb2.HealthCheckResponse.SERVING}
     ask = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
     assert next(guarded.server.channel.stream_stream(REFLECTION)(iter([ask]), timeout=PATIENCE_S))
+
+
+def test_refusals_are_as_the_openapi_document_says(guarded: Guarded) -> None:
+    document = guarded.http("GET", "/openapi.json", "boss").json()
+    seen = set()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            named = {one["name"]: one["example"] for one in operation["parameters"] if one["in"] == "path"}
+            content = {} if method == "post" else None
+            for token in ("", "user", "reader"):
+                answer = guarded.http(method.upper(), path.format(**named), token, content=content)
+                check_documented(document, operation, answer)
+                assert token or (answer.status_code == 401) == ("401" in operation["responses"]), path
+                seen.add(answer.status_code)
+    assert {200, 401, 403} <= seen
 
 
 def test_a_reload_by_request_is_the_admins(guarded: Guarded) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import httpx
-import jsonschema_rs
 import pytest
 
 from tests.integration.process import ROOT, ServerProcess, environment, unused_ports
+from tests.openapi_document import check_documented
 
 pytestmark = pytest.mark.tf
 
@@ -86,51 +85,111 @@ def test_every_example_of_the_api_page_is_answered(server: ServerProcess) -> Non
     assert tried > 40
 
 
-def check_documented(document: dict[str, Any], operation: dict[str, Any], response: httpx.Response) -> None:
-    """Compares an answer's JSON and headers with what the OpenAPI document says of an answer with its status."""
-    documented = operation["responses"][str(response.status_code)]
-    assert {name.lower() for name in documented.get("headers", {})} <= set(response.headers)
-    media = documented.get("content", {}).get("application/json")
-    if media is not None and "schema" in media:
-        schema = media["schema"] | {"components": document["components"]}
-        jsonschema_rs.validator_for(schema).validate(response.json())
+def _call(command: Sequence[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a folder. npm takes what it has fetched before, and tries once more to fetch the rest."""
+    variables = environment(npm_config_prefer_offline="true", npm_config_fetch_retries="1")
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
 
 
-def _run_both(command: list[str], server: ServerProcess) -> tuple[str, str]:
+def _done(command: Sequence[str | Path], folder: Path) -> None:
+    done = _call(command, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _run_both(command: Sequence[str | Path], target: str, folder: Path) -> tuple[str, str]:
     """Runs an example for a model that is there, and for one that is not; returns its output, and its error."""
-    url = f"http://127.0.0.1:{server.http_port}"
-    right, wrong = (
-        subprocess.run([*command, url, model], cwd=ROOT, capture_output=True, text=True)
-        for model in ("movielens", "movielen")
-    )
+    right, wrong = (_call([*command, target, model], folder) for model in ("movielens", "movielen"))
     assert right.returncode == 0, right.stderr
     assert wrong.returncode == 1
     return right.stdout, wrong.stderr
 
 
-def test_the_example_in_go_runs(server: ServerProcess) -> None:
+@pytest.fixture(scope="module")
+def genres(server: ServerProcess) -> list[list[float]]:
+    """Looks up the genres that the examples look up."""
+    body = {"features": {"genres": [["Comedy", "Drama"], []]}}
+    found: list[list[float]] = server.http.post("/v1/models/movielens:lookup", json=body).json()["embeddings"]["genres"]
+    assert any(found[0]) and not any(found[1])
+    return found
+
+
+def test_the_example_in_go_is_generated_and_runs(
+    server: ServerProcess, genres: list[list[float]], tmp_path: Path
+) -> None:
     if shutil.which("go") is None:
         pytest.skip("Go is not installed")
-    told, fault = _run_both(["go", "run", "examples/lookup.go"], server)
-    assert told.startswith("version 1: 2 users of 32 numbers, genres [0 0 ")
-    assert fault.startswith("404 NOT_FOUND: Servable not found for request: Latest(movielen) [movielens]")
+    folder = tmp_path / "examples/go"
+    shutil.copytree(ROOT / "examples/go", folder, ignore=shutil.ignore_patterns("serving"))
+    (tmp_path / "service").symlink_to(ROOT / "service")
+    fetched = _call(["go", "mod", "download"], folder)
+    if fetched.returncode:
+        assert "go.sum" not in fetched.stderr, fetched.stderr
+        pytest.skip(f"the Go modules of the example can not be fetched: {fetched.stderr}")
+    _done(["go", "generate"], folder)
+    _done(["go", "build", "-o", "lookup", "."], folder)
+    told, fault = _run_both([folder / "lookup"], f"127.0.0.1:{server.grpc_port}", folder)
+    about, numbers = told.split("[", 1)
+    assert about == "version 1: 2 users of 32 numbers, genres "
+    assert [float(one) for one in re.findall(r"[^][\s]+", numbers)] == pytest.approx(genres[0] + genres[1], rel=1e-6)
+    assert fault == "NotFound: Servable not found for request: Latest(movielen)\n"
 
 
-def test_the_example_in_typescript_is_typed_and_runs(server: ServerProcess, tmp_path: Path) -> None:
-    tools = ROOT / "console/node_modules/.bin"
-    if not tools.is_dir():
-        pytest.skip("make console-check has not installed the console's tools")
-    source, program = "examples/lookup.ts", tmp_path / "lookup.mjs"
-    flags = (
-        "--noEmit --strict --target es2022 --module esnext --moduleResolution bundler --lib es2022,dom --types".split()
-    )
-    subprocess.run([tools / "tsc", *flags, "", source], cwd=ROOT, check=True)
-    subprocess.run(
-        [tools / "esbuild", source, "--format=esm", f"--outfile={program}", "--log-level=error"], cwd=ROOT, check=True
-    )
-    told, fault = _run_both(["node", str(program)], server)
-    assert told.startswith("2 users of 32 numbers, genres 0,0,")
-    assert fault.startswith("Error: 404 NOT_FOUND: Servable not found for request: Latest(movielen) movielens")
+# What the compiler must refuse, each line for the reason above it; where it does not, it refuses the comment.
+_WRONG = """
+import { post, ServerError } from "./lookup.mjs";
+
+const lookup = "/v1/models/{model}:lookup", where = { model: "m" }, table = { model: "m", table: "t" };
+// @ts-expect-error no such path
+post("", "/v1/models/{model}:look", where, { features: {} });
+// @ts-expect-error no such parameter of the path
+post("", lookup, { name: "m" }, { features: {} });
+// @ts-expect-error a body without features
+post("", lookup, where, {});
+// @ts-expect-error no such field of the body
+post("", lookup, where, { features: {}, weight: {} });
+// @ts-expect-error an id of neither numbers nor letters
+post("", lookup, where, { features: { user_id: [true] } });
+// @ts-expect-error one list for all rows
+post("", lookup, where, { features: {}, weights: { genres: [1, 2] } });
+// @ts-expect-error no such field of the answer
+post("", lookup, where, { features: {} }).then((answer) => answer.embedding);
+// @ts-expect-error a row's id is a number
+post("", "/v1/models/{model}/tables/{table}:rows", table, { ids: ["1"] });
+// @ts-expect-error neither ids, keys, vectors nor labels
+post("", "/v1/models/{model}/tables/{table}:neighbors", table, { k: 3 });
+// @ts-expect-error no such metric
+post("", "/v1/models/{model}/tables/{table}:neighbors", table, { ids: [1], metric: "cos" });
+// @ts-expect-error no such code
+export const isKnown = (error: ServerError) => error.code !== "NOTFOUND";
+"""
+
+
+def test_the_example_in_typescript_is_typed_by_the_openapi_document_and_runs(
+    server: ServerProcess, genres: list[list[float]], tmp_path: Path
+) -> None:
+    if shutil.which("npx") is None:
+        pytest.skip("Node with npx is not installed")
+    source = (ROOT / "examples/lookup.ts").read_text()
+    (tmp_path / "lookup.mts").write_text(source)
+    (tmp_path / "wrong.mts").write_text(_WRONG)
+    (documented,) = re.findall(r"npx -y (?:-p \S+ )+", source)
+    tools = documented.split()
+    url = f"http://127.0.0.1:{server.http_port}"
+    generated = _call([*tools, "openapi-typescript", f"{url}/openapi.json", "-o", "openapi.d.ts"], tmp_path)
+    if re.search("failed, reason:|network timeout", generated.stderr):
+        pytest.skip(f"the packages of the example can not be fetched: {generated.stderr}")
+    assert generated.returncode == 0, generated.stderr
+    flags = "--strict --target es2022 --module esnext --moduleResolution bundler --erasableSyntaxOnly".split()
+    _done([*tools, "tsc", *flags, "lookup.mts", "wrong.mts"], tmp_path)
+    told, fault = _run_both(["node", "lookup.mjs"], url, tmp_path)
+    about, near = told.splitlines()
+    begin, numbers = about.split("[", 1)
+    assert begin == "2 users of 32 numbers, genres "
+    assert json.loads(f"[{numbers}") == genres
+    query = {"ids": [50], "k": 3, "labels": True}
+    answer = server.http.post("/v1/models/movielens/tables/film:neighbors", json=query).json()
+    assert near == f"nearest to film 50: {', '.join(answer['labels'][0])}"
+    assert fault == "Servable not found for request: Latest(movielen); there are: movielens\n"
 
 
 def test_the_load_test_counts_no_failure_on_either_wire(server: ServerProcess) -> None:

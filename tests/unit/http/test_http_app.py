@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jsonschema_rs
 import pytest
 
 from service.http.oip_routes import read_only_ready
@@ -17,6 +16,7 @@ from service.types import Array, SignatureSpec, TensorSpec
 from service.versions.registry import Registry
 from service.versions.servable import Servable
 from service.wire.json_body import decode_neighbors
+from tests.openapi_document import check_documented, documented_answer, validator
 from tests.unit.http.conftest import QUERY, SEARCH, Http, error_text
 from tests.unit.versions.fakes import FakeBackend
 
@@ -145,10 +145,6 @@ def _examples(body: dict[str, object]) -> list[Any]:
     return [e["value"] for media in content.values() for e in media.get("examples", {}).values()]
 
 
-def _validator(document: dict[str, Any], schema: dict[str, Any]) -> Any:
-    return jsonschema_rs.validator_for(schema | {"components": document["components"]})
-
-
 @pytest.mark.usefixtures("documented")
 @pytest.mark.parametrize("strict_json", [False, True])
 def test_every_documented_example_is_of_its_type(make_http: Callable[..., Http], strict_json: bool) -> None:
@@ -156,10 +152,11 @@ def test_every_documented_example_is_of_its_type(make_http: Callable[..., Http],
     seen = 0
     for methods in document["paths"].values():
         for operation in methods.values():
-            for part in (operation.get("requestBody", {}), *operation["responses"].values()):
+            answers = [documented_answer(document, operation, int(status)) for status in operation["responses"]]
+            for part in (operation.get("requestBody", {}), *answers):
                 for media in part.get("content", {}).values():
                     for example in media.get("examples", {}).values():
-                        _validator(document, media["schema"]).validate(example["value"])
+                        validator(document, media["schema"]).validate(example["value"])
                         seen += 1
     assert seen >= 80
     whole = json.dumps(document)
@@ -208,36 +205,36 @@ def test_examples_show_no_key_of_a_vocabulary(http: Http, registry: Registry) ->
 # Operation -> its method, the end of its path, and the statuses of its answers. Operations of a model have further
 # paths for a version and a label, of which the Open Inference Protocol lacks the second.
 OPERATIONS = {
-    "lookup": "post M:lookup 200 400 404 413 500 503 504",
-    "listTables": "get M/tables 200 400 404 503",
-    "readRows": "post M/tables/{table}:rows 200 400 404 413 500 503 504",
-    "findNeighbors": "post M/tables/{table}:neighbors 200 400 404 413 500 503 504",
-    "pageRows": "get M/tables/{table}:page 200 400 404 413 500 503 504",
-    "showRow": "get M/tables/{table}:row 200 400 404 413 500 503 504",
-    "projectTable": "get M/tables/{table}:projection 200 202 400 404 413 500 503 504",
-    "driftOfTable": "get M/tables/{table}:drift 200 202 400 404 413 500 503 504",
-    "namesOfMap": "get M/tables/{table}:names 200 202 400 404 413 500 503 504",
-    "findRows": "get M/tables/{table}:find 200 400 404 413 500 503 504",
-    "hotRows": "get M/tables/{table}:hot 200 400 404 413 500 503 504",
-    "predict": "post M:predict 200 400 404 413 500 503 504",
-    "classify": "post M:classify 200 400 404 413 500 503 504",
-    "regress": "post M:regress 200 400 404 413 500 503 504",
-    "getStatus": "get M 200 400 404",
-    "getMetadata": "get M/metadata 200 400 404 503",
-    "infer": "post O/infer 200 400 404 413 500 503 504",
-    "describeModel": "get O 200 400 404 503",
-    "getModelConfig": "get O/config 200 400 404 503",
-    "isModelReady": "get O/ready 200 400 404 503",
-    "diffVersion": "get /v1/models/{model}/versions/{version}:diff 200 400 404 413 500 503 504",
-    "getModels": "get /v1/models 200",
+    "lookup": "post M:lookup 200 400 401 403 404 413 500 503 504",
+    "listTables": "get M/tables 200 400 401 403 404 503",
+    "readRows": "post M/tables/{table}:rows 200 400 401 403 404 413 500 503 504",
+    "findNeighbors": "post M/tables/{table}:neighbors 200 400 401 403 404 413 500 503 504",
+    "pageRows": "get M/tables/{table}:page 200 400 401 403 404 413 500 503 504",
+    "showRow": "get M/tables/{table}:row 200 400 401 403 404 413 500 503 504",
+    "projectTable": "get M/tables/{table}:projection 200 202 400 401 403 404 413 500 503 504",
+    "driftOfTable": "get M/tables/{table}:drift 200 202 400 401 403 404 413 500 503 504",
+    "namesOfMap": "get M/tables/{table}:names 200 202 400 401 403 404 413 500 503 504",
+    "findRows": "get M/tables/{table}:find 200 400 401 403 404 413 500 503 504",
+    "hotRows": "get M/tables/{table}:hot 200 400 401 403 404 413 500 503 504",
+    "predict": "post M:predict 200 400 401 403 404 413 500 503 504",
+    "classify": "post M:classify 200 400 401 403 404 413 500 503 504",
+    "regress": "post M:regress 200 400 401 403 404 413 500 503 504",
+    "getStatus": "get M 200 400 401 403 404",
+    "getMetadata": "get M/metadata 200 400 401 403 404 503",
+    "infer": "post O/infer 200 400 401 403 404 413 500 503 504",
+    "describeModel": "get O 200 400 401 403 404 503",
+    "getModelConfig": "get O/config 200 400 401 403 404 503",
+    "isModelReady": "get O/ready 200 400 401 403 404 503",
+    "diffVersion": "get /v1/models/{model}/versions/{version}:diff 200 400 401 403 404 413 500 503 504",
+    "getModels": "get /v1/models 200 401",
     "describeServer": "get /v2 200",
     "isLive": "get /v2/health/live 200",
     "isReady": "get /v2/health/ready 200 503",
-    "listRepository": "post /v2/repository/index 200 400 413",
+    "listRepository": "post /v2/repository/index 200 400 401 413",
     "healthz": "get /healthz 200",
     "readyz": "get /readyz 200 503",
-    "metrics": "get /metrics 200",
-    "statusz": "get /v1/statusz 200",
+    "metrics": "get /metrics 200 401 403",
+    "statusz": "get /v1/statusz 200 401 403",
 }
 
 
@@ -292,9 +289,7 @@ def test_an_answer_is_of_the_type_that_is_documented(
     document = http.get("/openapi.json").json()
     url = path.format(model="m", version=3, label="stable", table="t")
     response = http.post(url, json=body) if method == "post" else http.get(url)
-    documented = document["paths"][path][method]["responses"][str(response.status_code)]
-    _validator(document, documented["content"]["application/json"]["schema"]).validate(response.json())
-    assert {name.lower() for name in documented.get("headers", {})} <= set(response.headers)
+    check_documented(document, document["paths"][path][method], response)
 
 
 def test_the_page_of_the_documentation_loads_files_of_this_server_alone(http: Http) -> None:
