@@ -69,6 +69,9 @@ export function hotNote(hot: Hot): string {
   return `About ${shown(hot.lookups)} reads ${since}, estimated from ${shown(hot.sampled)} of them.`;
 }
 
+/** What modelName() of "" means. */
+export const UNKNOWN_MODEL = "“unknown model”: requests that name no model of this server, or that were refused before their model was looked up.";
+
 /** Names the model of a request. */
 export function modelName(name: string): string {
   return name || "unknown model";

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { Change, Model, Overview, get, nowS } from "../api";
 import { address, useLoad } from "../hooks";
-import { Ago, Badge, Grid, Problem, READS, ago, bytes, duration, modelName, shown, time } from "../parts";
+import { Ago, Badge, Grid, Problem, READS, UNKNOWN_MODEL, ago, bytes, duration, modelName, shown, time } from "../parts";
 import { Noted, Setting, Statusz, VersionStatus } from "../statusz";
 
 // Width of the time line; it is scaled to its card, and its letters with it.
@@ -180,6 +180,7 @@ function Failures({ statusz }: { statusz: Statusz }): JSX.Element {
           { name: "failed requests", isNumber: true, cell: (one) => shown(one.requests) },
         ]}
       />
+      {counts.some((one) => !one.model) ? <p class="faint">{UNKNOWN_MODEL}</p> : null}
     </>
   );
 }

@@ -4,7 +4,7 @@ import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { Hot, Overview, Refusal, get, tablePath } from "../api";
 import { Params, useLoad } from "../hooks";
-import { Ago, Grid, READS, Status, TableChoice, duration, hotNote, modelName, rowColumns, shown, time, useTables } from "../parts";
+import { Ago, Grid, READS, Status, TableChoice, UNKNOWN_MODEL, duration, hotNote, modelName, rowColumns, shown, time, useTables } from "../parts";
 import { GROUP_COLORS } from "../points";
 import { Statusz } from "../statusz";
 
@@ -235,7 +235,7 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
               ]}
             />
             <p class="faint">
-              {names.includes("") ? "“unknown model” are requests that name no model of this server. " : ""}
+              {names.includes("") ? `${UNKNOWN_MODEL} ` : ""}
               Times are of the server alone, without the network.
             </p>
           </section>
