@@ -714,6 +714,12 @@ def test_replicas_with_one_secret_share_a_session(base: Path, guarded: ServerPro
         until(is_refused)
 
 
+def test_paths_are_shown_to_callers_with_the_right_admin_only(guarded: ServerProcess, base: Path) -> None:
+    for name, shown in (("user", ""), ("boss", f"{base}/large")):
+        models = guarded.http.get("/console/overview", headers=bearer(name)).json()["models"]
+        assert [one["base_path"] for one in models if one["name"] == "large"] == [shown], name
+
+
 def test_a_cookie_alone_changes_nothing(guarded: ServerProcess) -> None:
     signed_in = httpx.Client(base_url=f"http://127.0.0.1:{guarded.http_port}", timeout=PATIENCE_S)
     with signed_in as client:

@@ -7,6 +7,7 @@ import { Choice, Grid, READS, Status, TableChoice, hotNote, rowColumns, rowParam
 import { RowPanel } from "../row";
 
 const PAGE_ROWS = 50;
+const FOUND_ROWS = 20;
 
 interface NamedRow {
   id: number;
@@ -136,6 +137,7 @@ function Found({ choice, text, found }: { choice: Choice; text: string; found: L
           </li>
         ))}
       </ul>
+      {found.data?.length === FOUND_ROWS ? <p class="faint">These are the first {FOUND_ROWS} rows; there may be more.</p> : null}
     </section>
   );
 }
@@ -144,7 +146,7 @@ export function Tables({ overview, params }: { overview: Overview; params: Param
   const { models, methods } = overview;
   const { choice, loaded } = useTables(models, params);
   const text = params["find"] ?? "";
-  const path = choice.table && text ? tablePath(choice.model, choice.version, choice.table.name, `:find?${new URLSearchParams({ text, count: "20" })}`) : "";
+  const path = choice.table && text ? tablePath(choice.model, choice.version, choice.table.name, `:find?${new URLSearchParams({ text, count: String(FOUND_ROWS) })}`) : "";
   const found = useLoad(path, async (signal) => (path ? (await get<{ rows: FoundRow[] }>(path, signal)).rows : undefined));
   const id = params["id"] ?? String(found.data?.[0]?.id ?? "");
   return (

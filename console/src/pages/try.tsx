@@ -3,9 +3,9 @@ import type { JSX } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { BASE, Model, Session, get, modelPath, send } from "../api";
 import { Params, setParams, useLoad } from "../hooks";
-import { Statusz } from "../statusz";
 import { Copied, Select, Status, Wrong, wrongModel } from "../parts";
 import { Field, Metadata, Method, bodyOf, fieldsOf, hintOf, programs } from "../signature";
+import { Statusz } from "../statusz";
 
 interface Answer {
   status: number;
