@@ -9,6 +9,7 @@ import { Noted, Setting, Statusz, VersionStatus } from "../statusz";
 const WIDTH = innerWidth > 600 ? 600 : 320;
 const ROW = 22;
 const SHOWN_VERSIONS = 8;
+const SHOWN_FAILURES = 10;
 
 /** Draws when the versions of a model were loading, available, or ended. */
 function TimeLine({ model, nowS }: { model: Model; nowS: number }): JSX.Element | null {
@@ -173,14 +174,15 @@ function Failures({ statusz }: { statusz: Statusz }): JSX.Element {
       </p>
       <Grid
         label={`Requests that failed ${since}`}
-        rows={counts}
+        rows={counts.slice(0, SHOWN_FAILURES)}
         columns={[
           { name: "model", cell: (one) => modelName(one.model) },
           { name: "code", cell: (one) => one.code },
           { name: "failed requests", isNumber: true, cell: (one) => shown(one.requests) },
         ]}
       />
-      {counts.some((one) => !one.model) ? <p class="faint">{UNKNOWN_MODEL}</p> : null}
+      {counts.length > SHOWN_FAILURES ? <p class="faint">{counts.length - SHOWN_FAILURES} more lines are under recent_failures in /v1/statusz.</p> : null}
+      {counts.slice(0, SHOWN_FAILURES).some((one) => !one.model) ? <p class="faint">{UNKNOWN_MODEL}</p> : null}
     </>
   );
 }
