@@ -254,16 +254,18 @@ class RecentFailures:
         threading.Thread(target=run, name="failures", daemon=True).start()
 
     def read(self) -> dict[str, Any]:
-        """Returns {"seconds", "counts": [{"model", "code", "requests"}]}, the most requests first, and adds a point.
+        """Returns {"seconds", "counts": [{"model", "code", "requests"}]}, the most requests first.
 
-        The model "" is that of requests for no known model.
+        Also keeps the counts for later calls. The model "" is that of requests for no known model.
         """
         counts: Counter[tuple[str, str]] = Counter()
         for (subject, code), count in self._requests().failures.items():
             counts[subject.model, code] += count
         now_s = self._clock()
         with self._lock:
-            self._points.append((now_s, counts))
+            # Readers may come often: the number of points must not grow with them.
+            if now_s - self._points[-1][0] >= _STEP_S:
+                self._points.append((now_s, counts))
             while len(self._points) > 1 and self._points[1][0] <= now_s - FAILURES_S:
                 self._points.popleft()
             new = counts - self._points[0][1]

@@ -75,7 +75,7 @@ function VersionDeltas(props: Place & { deltas: DeltaStatus; session: Session; p
         <p class="faint">
           No delta has come yet. A delta changes rows of a served version without a new one: write a file with{" "}
           <code>
-            model-export delta {folder || `${version} (the version's folder)`} --table {table} --rows new.npz
+            model-export delta {folder || `…/${version}`} --table {table} --rows new.npz
           </code>
           , or send rows to <code>{tablePath(model, "", table, ":upsert")}</code> on the admin port. <AdminPlace session={props.session} port={props.port} />
         </p>
