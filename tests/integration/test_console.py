@@ -449,6 +449,7 @@ def fill(page: Page, name: str, text: str) -> None:
 
 
 def test_traffic_shows_requests_while_they_come(console: Watched, server: ServerProcess) -> None:
+    server.lookup({"user": [1]}, model="large")
     page = console.open("traffic")
     page.get_by_text("Requests since the server's start").first.wait_for()
     row = page.locator("section[aria-label='Last seconds'] tr", has_text="large")

@@ -193,8 +193,10 @@ function busiest(statusz: Statusz | undefined, model: string): Params {
 export function Traffic({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
   const loaded = useLoad("traffic", (signal) => get<History>("/console/traffic", signal), HISTORY_MS);
   const history = loaded.data;
-  const statusz = useLoad("statusz", (signal) => get<Statusz>("/v1/statusz", signal));
-  const hotParams = params["table"] ? params : { ...params, ...busiest(statusz.data, params["model"] ?? "") };
+  // Read once for each choice of a model, so that the table does not change while somebody looks.
+  const undecided = params["table"] ? "" : `statusz ${params["model"] ?? ""}`;
+  const statusz = useLoad(undecided, async (signal) => (undecided ? get<Statusz>("/v1/statusz", signal) : undefined));
+  const hotParams = undecided ? { ...params, ...busiest(statusz.data, params["model"] ?? "") } : params;
   const names = Object.keys(history?.models ?? {});
   const sinceS = history ? (history.at_s.at(-1) ?? 0) - (history.at_s.at(-2) ?? history.start_s) : 0;
   const ms = (value: number | null | undefined): string => (value == null ? "no answer" : shown(value, 3));
