@@ -65,6 +65,7 @@ export const READS = "rows that lookups and predictions read since the version w
 /** Says of how many reads the hot rows are. */
 export function hotNote(hot: Hot): string {
   const since = `by lookups and predictions since version ${hot.version} was loaded`;
+  if (!hot.lookups) return `No row was read ${since}.`;
   if (hot.sampled === hot.lookups) return `${shown(hot.lookups)} reads ${since}, all of them counted.`;
   return `About ${shown(hot.lookups)} reads ${since}, estimated from ${shown(hot.sampled)} of them.`;
 }

@@ -225,6 +225,9 @@ def test_a_row_is_found_by_id_and_by_key(console: Watched) -> None:
     found.wait_for(state="detached")
     page = console.open("tables?model=large&table=user")
     find(page, "x").get_by_text("No row of this table has it").wait_for()
+    page = console.open("tables?model=large&table=user&find=7")
+    row.locator("h2", has_text="Row 7").wait_for()
+    assert page.get_by_role("searchbox").input_value() == "7"
 
 
 def test_pages_of_a_million_rows(console: Watched) -> None:

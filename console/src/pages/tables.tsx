@@ -1,6 +1,6 @@
 // Table explorer: pages of rows, a row by id, key or label, hot rows.
 import type { JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { Hot, Overview, Page, Refusal, get, tablePath } from "../api";
 import { Loaded, Params, address, setParams, useLoad } from "../hooks";
 import { Choice, Grid, READS, Status, TableChoice, hotNote, rowColumns, rowParams, shown, useTables } from "../parts";
@@ -86,6 +86,10 @@ function HotRows({ choice }: { choice: Choice }): JSX.Element {
 
 function Find({ text }: { text: string }): JSX.Element {
   const [typed, setTyped] = useState(text);
+  // A link to another search leads here, too.
+  useEffect(() => {
+    if (text) setTyped(text);
+  }, [text]);
   return (
     <form
       class="fields"
