@@ -31,6 +31,8 @@ export interface Model {
   history: Change[];
   /** Numbers of the model's version folders, served or not. */
   folders: number[];
+  /** The folder or URI of the versions; "" for a caller without the right "admin". */
+  base_path: string;
 }
 
 export interface Overview {
@@ -55,7 +57,6 @@ export interface Row {
   id: number;
   keys: Record<string, string | number | null>;
   label: string | null;
-  is_known: boolean;
   values: (number | null)[];
   norm: number | null;
   delta: { sequence: number; time_s: number | null } | null;
@@ -108,13 +109,25 @@ export function setCsrf(token: string): void {
   csrf = token;
 }
 
+// By how much the server's clock is ahead of the browser's, in seconds.
+let aheadS = 0;
+
+/** Returns the server's time in seconds since 1970. */
+export function nowS(): number {
+  return Date.now() / 1000 + aheadS;
+}
+
 /** Sends a request; returns the answer whatever its status. */
 export async function send(method: string, path: string, body?: string, signal?: AbortSignal): Promise<Response> {
   const headers: Record<string, string> = { Accept: "application/json" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (method !== "GET" && csrf) headers["X-Console-Csrf"] = csrf;
   try {
-    return await fetch(BASE + path, { method, headers, body: body ?? null, signal: signal ?? null });
+    const response = await fetch(BASE + path, { method, headers, body: body ?? null, signal: signal ?? null });
+    const sentMs = Date.parse(response.headers.get("Date") ?? "");
+    // The header Date has whole seconds; a smaller difference is none.
+    if (sentMs) aheadS = Math.abs(sentMs - Date.now()) < 2000 ? 0 : (sentMs - Date.now()) / 1000;
+    return response;
   } catch (error) {
     if (error instanceof DOMException) throw error;
     throw new Refusal(0, "The server can not be reached.");

@@ -84,7 +84,7 @@ function Shown({ session, overview }: { session: Session; overview: Overview }):
       <main id="main" ref={main}>
         {pages.every(([name]) => name !== page) ? <Wrong what={`there is no page “${page}” here.`} /> : null}
         {page === "deltas" ? (
-          <Deltas />
+          <Deltas overview={overview} session={session} />
         ) : session.is_admin && page === "admin" ? (
           <Admin models={models} session={session} params={params} />
         ) : session.is_admin ? (
@@ -104,7 +104,7 @@ function Shown({ session, overview }: { session: Session; overview: Overview }):
         )}
       </main>
       <footer>
-        <a href="docs">API</a> <a href="console/static/licenses.txt">Licences</a>
+        {session.is_admin ? null : <a href="docs">API</a>} <a href="console/static/licenses.txt">Licences</a>
       </footer>
     </>
   );

@@ -1,8 +1,8 @@
 // Parts that several pages show.
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Hot, Model, State, Table, get, modelPath } from "./api";
-import { Loaded, Params, setParams, useLoad } from "./hooks";
+import { Hot, Model, State, Table, get, modelPath, nowS } from "./api";
+import { Loaded, Params, address, setParams, useLoad } from "./hooks";
 
 /** Writes a number for people; "not finite" for a JSON null. */
 export function shown(value: number | null | undefined, digits = 4): string {
@@ -36,9 +36,22 @@ export function time(seconds: number): string {
   return new Date(seconds * 1000).toLocaleString("sv-SE");
 }
 
-/** Writes a time that the server wrote as text. */
-export function timeOf(text: string | null): string {
-  return text === null ? "" : time(Date.parse(text) / 1000);
+const UNITS: [string, number][] = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+
+/** Writes how long ago a time was, in its largest unit. */
+export function ago(atS: number): string {
+  const seconds = nowS() - atS;
+  const [unit, size] = UNITS.find(([, one]) => seconds >= one) ?? ["", 0];
+  return size ? `${Math.floor(seconds / size)} ${unit} ago` : "now";
+}
+
+/** How long ago a time was; the pointer shows the time itself. */
+export function Ago({ atS }: { atS: number }): JSX.Element {
+  return (
+    <time dateTime={new Date(atS * 1000).toISOString()} title={time(atS)}>
+      {ago(atS)}
+    </time>
+  );
 }
 
 /** Names a row for people: by its label, else its key. */
@@ -46,12 +59,19 @@ export function nameOf(row: { label?: string | null; key?: unknown }): string {
   return row.label ?? (row.key === null || row.key === undefined || typeof row.key === "object" ? "" : String(row.key));
 }
 
-/** Says from how many ids the hot rows are. The overview counts the ids of lookups alone. */
+/** What the word "reads" means on all pages. */
+export const READS = "rows that lookups and predictions read since the version was loaded; a request may read a row more than once";
+
+/** Says of how many reads the hot rows are. */
 export function hotNote(hot: Hot): string {
-  const since = `since version ${hot.version} was loaded`;
-  if (hot.sampled === hot.lookups) return `${shown(hot.lookups)} ids of lookups and predictions ${since}, all of them counted.`;
-  return `About ${shown(hot.lookups)} ids of lookups and predictions ${since}, estimated from ${shown(hot.sampled)} of them.`;
+  const since = `by lookups and predictions since version ${hot.version} was loaded`;
+  if (!hot.lookups) return `No row was read ${since}.`;
+  if (hot.sampled === hot.lookups) return `${shown(hot.lookups)} reads ${since}, all of them counted.`;
+  return `About ${shown(hot.lookups)} reads ${since}, estimated from ${shown(hot.sampled)} of them.`;
 }
+
+/** What modelName() of "" means. */
+export const UNKNOWN_MODEL = "“unknown model”: requests that name no model of this server, or that were refused before their model was looked up.";
 
 /** Names the model of a request. */
 export function modelName(name: string): string {
@@ -100,6 +120,8 @@ export function Wide({ label, children }: { label: string; children: ComponentCh
 
 export interface Column<T> {
   name: string;
+  /** What the name means, as a tip. */
+  tip?: string;
   isNumber?: boolean;
   cell: (row: T) => ComponentChildren;
 }
@@ -111,7 +133,7 @@ export function Grid<T>({ label, columns, rows }: { label: string; columns: Colu
         <thead>
           <tr>
             {columns.map((column) => (
-              <th key={column.name} scope="col" class={column.isNumber ? "number" : ""}>
+              <th key={column.name} scope="col" class={column.isNumber ? "number" : ""} title={column.tip}>
                 {column.name}
               </th>
             ))}
@@ -193,6 +215,20 @@ export function useTables(models: Model[], params: Params): { choice: Choice; lo
   return { choice: { wrong, model: name, version, tables, table: table ?? tables[0] }, loaded };
 }
 
+/** Parameters of the address of a row. */
+export function rowParams(choice: Choice, id: number): Record<string, string> {
+  return { model: choice.model, version: choice.version, table: choice.table?.name ?? "", id: String(id) };
+}
+
+/** The columns that name a row, both with a link to it. more: further parameters of the link. */
+export function rowColumns<T extends { id: number; label?: string | null; key?: unknown }>(choice: Choice, more: Params = {}): Column<T>[] {
+  const link = (row: T, text: string | number): JSX.Element => <a href={address("tables", { ...rowParams(choice, row.id), ...more })}>{text}</a>;
+  return [
+    { name: "row", isNumber: true, cell: (row) => link(row, row.id) },
+    { name: "name", cell: (row) => (nameOf(row) ? link(row, nameOf(row)) : "") },
+  ];
+}
+
 export function TableChoice({ models, choice }: { models: Model[]; choice: Choice }): JSX.Element {
   const versions = models.find((one) => one.name === choice.model)?.versions ?? [];
   return (
@@ -203,7 +239,7 @@ export function TableChoice({ models, choice }: { models: Model[]; choice: Choic
         label="Model"
         value={choice.model}
         options={models.map((one) => one.name)}
-        onChange={(model) => setParams({ model, version: "", table: "", id: "", key: "" })}
+        onChange={(model) => setParams({ model, version: "", table: "", id: "", find: "" })}
       />
       <Select
         label="Version"
@@ -223,7 +259,7 @@ export function TableChoice({ models, choice }: { models: Model[]; choice: Choic
           one.name,
           `${one.name} (${one.vocabulary_size.toLocaleString("en")} × ${one.embedding_dim}, ${one.dtype})`,
         ])}
-        onChange={(table) => setParams({ table, id: "", key: "" })}
+        onChange={(table) => setParams({ table, id: "", find: "" })}
       />
     </div>
     </>

@@ -1,8 +1,8 @@
 // One row of a table: its values as bars, its norm, its provenance, and its neighbours.
 import type { JSX } from "preact";
 import { Row, get, post, tablePath } from "./api";
-import { address, useLoad } from "./hooks";
-import { Choice, Grid, Status, nameOf, shown, time } from "./parts";
+import { useLoad } from "./hooks";
+import { Ago, Choice, Grid, Status, nameOf, rowColumns, shown } from "./parts";
 
 const HEIGHT = 120;
 
@@ -61,12 +61,7 @@ function NeighborList({ choice, row }: { choice: Choice; row: Row }): JSX.Elemen
         label="Nearest rows by cosine"
         rows={found}
         columns={[
-          {
-            name: "row",
-            isNumber: true,
-            cell: (one) => <a href={address("tables", rowParams(choice, one.id))}>{one.id}</a>,
-          },
-          { name: "name", cell: (one) => nameOf(one) },
+          ...rowColumns<(typeof found)[number]>(choice),
           { name: "cosine", isNumber: true, cell: (one) => shown(one.score) },
         ]}
       />
@@ -74,16 +69,10 @@ function NeighborList({ choice, row }: { choice: Choice; row: Row }): JSX.Elemen
   );
 }
 
-/** Parameters of the address of a row. */
-export function rowParams(choice: Choice, id: number): Record<string, string> {
-  return { model: choice.model, version: choice.version, table: choice.table?.name ?? "", id: String(id) };
-}
-
-/** Shows one row by its id, or by a key. */
-export function RowPanel(props: { choice: Choice; id: string; wanted: string; feature: string; methods: string[] }): JSX.Element {
-  const { choice, id, wanted, feature } = props;
-  const query = new URLSearchParams(wanted ? { key: wanted, ...(feature ? { feature } : {}) } : { id }).toString();
-  const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", `:row?${query}`);
+/** Shows one row by its id. */
+export function RowPanel(props: { choice: Choice; id: string; methods: string[] }): JSX.Element {
+  const { choice, id } = props;
+  const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", `:row?${new URLSearchParams({ id })}`);
   // A new version, or a delta, shows within some seconds.
   const loaded = useLoad(path, (signal) => get<Row>(path, signal), 5000);
   const row = loaded.data;
@@ -97,7 +86,6 @@ export function RowPanel(props: { choice: Choice; id: string; wanted: string; fe
             Row {row.id}
             {name ? <span class="key"> {name}</span> : null}
           </h2>
-          {row.is_known ? null : <p>“{wanted}” is not in the vocabulary: lookups read this row for unknown keys.</p>}
           <dl>
             <div>
               <dt>norm</dt>
@@ -110,9 +98,8 @@ export function RowPanel(props: { choice: Choice; id: string; wanted: string; fe
             <div>
               <dt>last written by</dt>
               <dd>
-                {row.delta
-                  ? `delta ${row.delta.sequence}${row.delta.time_s === null ? "" : `, ${time(row.delta.time_s)}`}`
-                  : "the version's own files"}
+                {row.delta ? `delta ${row.delta.sequence}` : "the version's own files"}
+                {row.delta?.time_s ? <>, <Ago atS={row.delta.time_s} /></> : null}
               </dd>
             </div>
           </dl>

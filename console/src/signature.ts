@@ -123,7 +123,7 @@ export function programs(request: {
     {
       label: "TypeScript",
       text:
-        `const response = await fetch(${JSON.stringify(url)}, {\n  method: "POST",\n` +
+        `${needsToken ? "const token = process.env.TOKEN;\n" : ""}const response = await fetch(${JSON.stringify(url)}, {\n  method: "POST",\n` +
         `  headers: { "Content-Type": "application/json"${authorization} },\n` +
         `  body: JSON.stringify(${body.replaceAll("\n", "\n  ")}),\n});\n` +
         `if (!response.ok) throw new Error((await response.json()).error);\n` +

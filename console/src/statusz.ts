@@ -8,6 +8,8 @@ export interface TableStatus {
   mapped_bytes: number;
   missing_share?: number;
   ids?: number;
+  /** Rows that lookups and predictions read, estimated; null if the server does not sample them. */
+  reads: number | null;
 }
 
 /** The deltas of one version; times are texts in UTC. */
@@ -21,7 +23,7 @@ export interface DeltaStatus {
   refused: Record<string, number>;
   journal_failures: Record<string, number>;
   journal: { bytes: number; max_bytes: number } | null;
-  recent: { sequence: number; table: string; rows: number; time: string | null; is_upsert: boolean }[];
+  recent: { sequence: number; table: string; rows: number; time_s: number | null; is_upsert: boolean }[];
 }
 
 export interface VersionStatus {
@@ -35,7 +37,7 @@ export interface VersionStatus {
 }
 
 export interface Noted {
-  at: string;
+  at_s: number;
   code: string;
   model: string;
   message: string;
@@ -67,6 +69,8 @@ export interface Statusz {
   models: Record<string, { versions: VersionStatus[] }>;
   overload: { limits?: Record<string, number>; models: { model: string; in_flight_bytes: number; refused: Record<string, number> }[] };
   slow_requests: Noted[];
+  /** How many requests failed in the last `seconds` seconds. */
+  recent_failures: { seconds: number; counts: { model: string; code: string; requests: number }[] };
   last_errors: Noted[];
   request_logs: Record<string, RequestLog>;
   settings: Record<string, Setting>;

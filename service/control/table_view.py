@@ -99,6 +99,38 @@ def read_row(engine: Engine, ref: ModelRef, table: str, row: int | None, key: st
     return Row(found.version, row, keys, label, is_known, found.rows[0], float(_norms(found.rows)[0]), origin)
 
 
+class FoundRow(NamedTuple):
+    """A row that a person searched for. by: which of its names the text matched, such as "row id" or "label"."""
+
+    id: int
+    label: str | None
+    by: str
+
+
+def find_rows(engine: Engine, ref: ModelRef, table: str, text: str, most: int) -> list[FoundRow]:
+    """Finds the rows whose id or key a text is, or whose label contains it; raises as Engine.table_rows does.
+
+    If there are none, returns the rows that lookups read for unknown keys.
+    """
+    ref, info, vocabularies = _found(engine, ref, table)
+    named: dict[int, str] = {}
+    unknown: dict[int, str] = {}
+    if text.isascii() and text.isdigit() and len(text) < 19 and int(text) < info.vocabulary_size:
+        named[int(text)] = "row id"
+    for feature, vocabulary in vocabularies.items():
+        try:
+            row, is_known = _row_of(vocabulary, text)
+        except InvalidRequest:
+            continue
+        (named if is_known else unknown).setdefault(row, f"{'' if is_known else 'unknown '}key of {feature}")
+    if engine.labels(ref, table, np.zeros(1, np.int64)):
+        for row, _ in engine.find_labels(ref, table, text, most):
+            named.setdefault(row, "label")
+    found = list((named or unknown).items())[:most]
+    labels = engine.labels(ref, table, np.array([row for row, _ in found], np.int64)) or [None] * len(found)
+    return [FoundRow(row, label, by) for (row, by), label in zip(found, labels, strict=True)]
+
+
 class Names(NamedTuple):
     """The names of some rows: the keys of each feature with a vocabulary, and the labels; empty without them."""
 

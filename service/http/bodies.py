@@ -197,7 +197,8 @@ class TableNames(Closed):
 
 class FoundRow(Closed):
     id: int = like(50)
-    label: str = like("Star Wars (1977)")
+    label: str | None = like("Star Wars (1977)")
+    by: str = like("label")
 
 
 class FoundRows(Closed):

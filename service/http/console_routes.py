@@ -103,7 +103,7 @@ class ConsoleSources:
     of a model's versions. has_tls: browsers may send the session's cookie over TLS only. is_admin: the application is
     the admin listener's. csrf: token of requests from the admin listener's pages if callers need no credentials.
     traffic: returns the rates of all models' requests since the server's start. folders: returns the numbers of a
-    model's version folders, served or not.
+    model's version folders, served or not. base_path: returns the folder or URI of a model's versions.
     """
 
     version: Callable[[], str]
@@ -114,6 +114,7 @@ class ConsoleSources:
     csrf: str = ""
     traffic: Callable[[], Mapping[str, Any]] = dict
     folders: Callable[[str], Sequence[int]] = lambda model: ()
+    base_path: Callable[[str], str] = lambda model: ""
 
 
 def new_csrf() -> str:
@@ -142,6 +143,7 @@ def add_console_routes(
     async def overview(request: Request) -> Response:
         """Returns the models that the caller may see: versions, labels, problems, and last changes of state."""
         models = []
+        rights = None if callers is None else callers.current.get().rights
         for name in engine.models():
             try:
                 statuses = engine.statuses(name)
@@ -157,6 +159,8 @@ def add_console_routes(
                     ],
                     "history": sources.history(name),
                     "folders": list(sources.folders(name)),
+                    # Other callers learn no paths of this machine.
+                    "base_path": sources.base_path(name) if rights is None or "admin" in rights(name) else "",
                 }
             )
         server = {"version": sources.version(), "is_ready": engine.is_ready, "is_draining": engine.is_draining}

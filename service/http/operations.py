@@ -249,10 +249,11 @@ DESCRIBED: Mapping[str, Operation] = {
     ),
     "findRows": Operation(
         EMBEDDINGS,
-        "Rows whose labels contain a text",
-        Answer("The rows; those whose labels begin with the text come first", bodies.FoundRows),
+        "Rows that a text may mean",
+        Answer("The rows; of rows found by label, those whose labels begin with the text come first", bodies.FoundRows),
         parameters=[
-            _query("label", "string", "The text", required=True, example="Star Wars"),
+            _query("text", "string", "A row id, a key, or a part of a label", example="Star Wars"),
+            _query("label", "string", "A part of a label; give this or text"),
             _query("count", "integer", "Most rows, 1 to 1000; 50 without it"),
         ],
     ),

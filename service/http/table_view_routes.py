@@ -15,7 +15,9 @@ from service.control.engine import Engine
 from service.control.table_view import (
     MAX_PAGE_ROWS,
     MAX_POINTS,
+    FoundRow,
     KeptMaps,
+    find_rows,
     ids_on_map,
     project,
     read_names,
@@ -92,12 +94,19 @@ def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
         )
 
     async def find(request: Request) -> Response:
-        """Returns the rows whose labels contain a text."""
-        text, most = request.query_params.get("label", ""), _number(request, "count", _DEFAULT_COUNT)
-        if not text or not 0 < most <= MAX_PAGE_ROWS:
-            raise InvalidRequest(f"Give a text as label, and count from 1 to {MAX_PAGE_ROWS}.")
-        work = partial(engine.find_labels, model_ref(request), request.path_params["table"], text, most)
-        return _answer(encode_found(await in_thread(work)))
+        """Returns the rows whose labels contain a text, or all rows that a text may mean."""
+        query, most = request.query_params, _number(request, "count", _DEFAULT_COUNT)
+        label, text = query.get("label", ""), query.get("text", "")
+        if bool(label) == bool(text) or not 0 < most <= MAX_PAGE_ROWS:
+            raise InvalidRequest(f"Give a text as label or as text, and count from 1 to {MAX_PAGE_ROWS}.")
+        asked = model_ref(request), request.path_params["table"], label or text, most
+
+        def search() -> bytes:
+            if text:
+                return encode_found(find_rows(engine, *asked))
+            return encode_found([FoundRow(row, found, "label") for row, found in engine.find_labels(*asked)])
+
+        return _answer(await in_thread(search))
 
     add_model_route(app, "/tables/{table}:page", page, "GET", "pageRows")
     add_model_route(app, "/tables/{table}:row", row, "GET", "showRow")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -227,6 +227,50 @@ def _rates(points: list[_Point], name: str) -> dict[str, list[float | None]]:
             found_s = quantile_s(buckets, REQUEST.limits_s, share / 100)
             rates[f"p{share}_ms"].append(None if found_s is None else round(found_s * 1e3, 4))
     return rates
+
+
+# The status page counts the requests that failed in this many seconds.
+FAILURES_S = 300
+
+
+class RecentFailures:
+    """The numbers of requests that failed in the last FAILURES_S seconds. Concurrency: any thread.
+
+    Args:
+      requests: returns the counts of all requests since the server's start. clock: monotonic seconds.
+    """
+
+    def __init__(self, requests: Callable[[], Requests], clock: Callable[[], float] = time.monotonic) -> None:
+        self._requests = requests
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._points: deque[tuple[float, Counter[tuple[str, str]]]] = deque([(clock(), Counter())])
+
+    def watch(self, stop: threading.Event) -> None:
+        def run() -> None:
+            while not stop.wait(_STEP_S):
+                self.read()
+
+        threading.Thread(target=run, name="failures", daemon=True).start()
+
+    def read(self) -> dict[str, Any]:
+        """Returns {"seconds", "counts": [{"model", "code", "requests"}]}, the most requests first.
+
+        Also keeps the counts for later calls. The model "" is that of requests for no known model.
+        """
+        counts: Counter[tuple[str, str]] = Counter()
+        for (subject, code), count in self._requests().failures.items():
+            counts[subject.model, code] += count
+        now_s = self._clock()
+        with self._lock:
+            # Readers may come often: the number of points must not grow with them.
+            if now_s - self._points[-1][0] >= _STEP_S:
+                self._points.append((now_s, counts))
+            while len(self._points) > 1 and self._points[1][0] <= now_s - FAILURES_S:
+                self._points.popleft()
+            new = counts - self._points[0][1]
+        found = [{"model": model, "code": code, "requests": count} for (model, code), count in new.most_common()]
+        return {"seconds": FAILURES_S, "counts": found}
 
 
 # Number of newest state changes that are kept of each model. If a model loads a version each minute, these are the

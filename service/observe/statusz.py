@@ -43,6 +43,7 @@ class Statusz:
     data_plane: returns the kind and the state of the data plane.
     remote: returns the counts of reads of remote tables, and of the cache of their rows.
     files: returns the state of the files that the server reads again while it runs.
+    failures: returns the numbers of requests that failed in the last minutes; see history.RecentFailures.
     """
 
     version: Callable[[], str]
@@ -57,6 +58,7 @@ class Statusz:
     data_plane: Callable[[], Document] = dict
     remote: Callable[[], Document] = dict
     files: Callable[[], ReadFiles] = ReadFiles
+    failures: Callable[[], Document] = dict
     started_s: float = field(default_factory=time.time)
 
     def read(self) -> Document:
@@ -69,6 +71,7 @@ class Statusz:
             "requests": _requests(counted),
             "overload": self.overload(),
             "slow_requests": [_noted(one) for one in self.recent.slowest()],
+            "recent_failures": self.failures(),
             "last_errors": [_noted(one) for one in self.recent.failures()],
             "request_logs": dict(self.logs()),
             "stores": self.stores(),
@@ -112,10 +115,11 @@ class Statusz:
 
 
 def _version(one: LoadedServable) -> Document:
-    counts = one.servable.all_table_counts()
+    counts, native = one.servable.all_table_counts(), one.servable.native
     tables = []
     for name, table in sorted(one.servable.tables.items()):
         info, found = table.info, counts.get(name)
+        sampled = None if native is None else native.hot_rows(name, 0)
         document: Document = {
             "table": name,
             "rows": info.vocabulary_size,
@@ -124,6 +128,7 @@ def _version(one: LoadedServable) -> Document:
             "mapped_bytes": info.nbytes,
             "resident_bytes": resident_bytes(table.weights) if isinstance(table, MappedTable) else None,
             "huge_bytes": huge_bytes(table.weights) if isinstance(table, MappedTable) else None,
+            "reads": None if sampled is None else sampled.lookups,
         }
         if found is not None:
             document |= found._asdict()

@@ -28,7 +28,7 @@ from service.loading.loader import batching_of, create_load_rules
 from service.loading.remote_tables import RemoteFilling, RemoteTables
 from service.loading.table_pages import mapped_bytes, paged_tables, table_pages, table_verification
 from service.loading.version_diffs import VersionDiffs
-from service.observe.history import RecentRequests, TrafficHistory, VersionHistory
+from service.observe.history import RecentFailures, RecentRequests, TrafficHistory, VersionHistory
 from service.observe.logs import dropped_line_metrics
 from service.observe.metrics import Metrics
 from service.observe.own_metrics import (
@@ -236,6 +236,7 @@ class App:
         in_use, batches = self._registry.models_in_use, batcher.counts if batcher else Batches
         self._metrics = Metrics(self._registry.loaded, more, self._recent, batches, models=in_use, forget=forget)
         self._traffic = TrafficHistory(lambda: self._metrics.requests.read()[0])
+        self._failures = RecentFailures(lambda: self._metrics.requests.read()[1])
         self._stop, self._stop_watching = asyncio.Event(), threading.Event()
         self._is_complete, self._is_forced = threading.Event(), False
         self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
@@ -307,6 +308,7 @@ class App:
             history=self._history.read,
             traffic=access.server_wide(traffic) if access else traffic,
             folders=lambda model: sorted(self._models.folders(model)),
+            base_path=lambda model: self._models.base_path(model),
         )
         self._servers = self._create_servers()
 
@@ -337,6 +339,7 @@ class App:
         self._hot_rows.watch(self._stop_watching)
         self._lists.watch(self._stop_watching)
         self._traffic.watch(self._stop_watching)
+        self._failures.watch(self._stop_watching)
         self._remote.watch(self._stop_watching)
         self._tls.run(self._stop_watching, settings.secrets_poll_s)
         try:
@@ -370,6 +373,7 @@ class App:
             data_plane=lambda: self._servers.state(),
             overload=lambda: overload(self._metrics.held(), self._engine.admission.limits, self._metrics.admission),
             files=self._metrics.read_files,
+            failures=self._failures.read,
         )
 
     def _create_admin(self) -> AdminServer:

@@ -120,6 +120,7 @@ def _console(parts: HttpParts, *, is_admin: bool = False) -> ConsoleSources:
         csrf=new_csrf() if is_admin else "",
         traffic=parts.traffic,
         folders=parts.folders,
+        base_path=parts.base_path,
     )
 
 

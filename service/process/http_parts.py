@@ -24,7 +24,7 @@ class HttpParts:
     access: the callers and their rights; None: everybody may do everything.
     metrics_paths: the paths that serve metrics, see monitoring_config.
     spans: wraps the application so that its requests are traced.
-    version: returns the server's version. labels, history, folders: of a model; see observe.history.
+    version: returns the server's version. labels, history, folders, base_path: of a model; see ConsoleSources.
     """
 
     settings: Settings
@@ -40,6 +40,7 @@ class HttpParts:
     history: Callable[[str], Sequence[Mapping[str, Any]]]
     traffic: Callable[[], Mapping[str, Any]]
     folders: Callable[[str], Sequence[int]]
+    base_path: Callable[[str], str]
 
 
 def metrics_paths_of(file: str) -> tuple[str, ...]:

@@ -183,6 +183,11 @@ class ModelSet:
             raise VersionNotFound(f"Model {name} has no folder of version {version}. Versions: {known}.")
         return found[version]
 
+    def base_path(self, name: str) -> str:
+        """Returns the folder of a model's versions, or its URI in an object store; "" for an unknown model."""
+        config = self._configs.get(name)
+        return "" if config is None else config.base_path
+
     def origin(self, name: str) -> Origin:
         """Returns who chose a model's base path; the model is served, or is loading."""
         return self._watchers[name].last_config.origin

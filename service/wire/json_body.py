@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from service.control.table_view import Key, Names, Page, Projection, Row
+from service.control.table_view import FoundRow, Key, Names, Page, Projection, Row
 from service.errors import MalformedPayload, PayloadTooLarge
 from service.types import Array, TableInfo
 from service.versions.deltas import Upsert, UpsertReceipt
@@ -342,9 +342,9 @@ def encode_names(names: Names, version: int) -> bytes:
     return dump_plain({"version": version, "keys": keys, "labels": names.labels})
 
 
-def encode_found(found: list[tuple[int, str]]) -> bytes:
-    """Encodes {"rows": [{"id", "label"}, ...]}."""
-    return dump_plain({"rows": [{"id": row, "label": label} for row, label in found]})
+def encode_found(found: list[FoundRow]) -> bytes:
+    """Encodes {"rows": [{"id", "label", "by"}, ...]}; the label is null for a row without one."""
+    return dump_plain({"rows": [row._asdict() for row in found]})
 
 
 def _text(key: Key | None) -> str | int | None:

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, until
+from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, until, unused_ports
 from tests.integration.test_access import TOKENS, bearer, caller
 from tests.toy_model import toy_tables, write_toy_model
 from tests.versions_to_compare import random_rows, write_version
@@ -93,7 +93,7 @@ def serve(base: Path, **settings: object) -> ServerProcess:
     """Starts a server of all models that `base` writes."""
     usual: dict[str, object] = {
         "model_config_file": base / "models.conf",
-        "admin_port": "auto",
+        "admin_port": unused_ports(1)[0],
         "file_system_poll_wait_seconds": 0.1,
         "graph_signatures": "off",
         "delta_journal_dir": base / "journals",
@@ -200,28 +200,34 @@ def test_a_swap_shows_while_somebody_looks(console: Watched, base: Path) -> None
     page.locator("section[aria-label='Model toy'] svg[aria-label*='version 2: START']").wait_for()
 
 
+def find(page: Page, text: str) -> Locator:
+    """Searches for a row on the page Tables; returns the list of the rows that were found."""
+    page.get_by_role("searchbox", name="Label, key or row id", exact=True).fill(text)
+    page.get_by_role("button", name="Find").click()
+    return page.locator("section[aria-label='Found rows']")
+
+
 def test_a_row_is_found_by_id_and_by_key(console: Watched) -> None:
     page = console.open("tables?model=large&table=user")
-    page.get_by_role("textbox", name="Row id", exact=True).fill("999999")
-    page.get_by_role("button", name="Find").click()
+    find(page, "999999").get_by_text("by row id").wait_for()
     row = page.locator("section[aria-label='Row']")
     row.locator("h2", has_text="Row 999999").wait_for()
     norm = np.hypot(np.cos(999_999) * 2, np.sin(999_999))
     assert f"{norm:.4g}" in row.inner_text() and "the version's own files" in row.inner_text()
     assert row.locator("svg rect").count() == 2
     box(page, "Table").select_option("tag")
-    box(page, "Find by").select_option("key:tags")
-    page.get_by_role("textbox", name="Key", exact=True).fill("green")
-    page.get_by_role("button", name="Find").click()
+    find(page, "green").get_by_text("by key of tags").wait_for()
     row.locator("h2", has_text="Row 2 green").wait_for()
-    console.expected = ("400", "501")
-    page.get_by_role("textbox", name="Key", exact=True).fill("no such key")
-    page.get_by_role("button", name="Find").click()
-    row.get_by_text("is not in the vocabulary").wait_for()
-    box(page, "Find by").select_option("id")
-    page.get_by_role("textbox", name="Row id", exact=True).fill("4")
-    page.get_by_role("button", name="Find").click()
-    row.get_by_text("id 4 at position 0 is out of range").wait_for()
+    found = find(page, "no such key")
+    found.get_by_text("by unknown key of tags: lookups read this row").wait_for()
+    # A new text is not searched for yet, so nothing is told of the old one.
+    page.get_by_role("searchbox", name="Label, key or row id", exact=True).fill("x")
+    found.wait_for(state="detached")
+    page = console.open("tables?model=large&table=user")
+    find(page, "x").get_by_text("No row of this table has it").wait_for()
+    page = console.open("tables?model=large&table=user&find=7")
+    row.locator("h2", has_text="Row 7").wait_for()
+    assert page.get_by_role("searchbox").input_value() == "7"
 
 
 def test_pages_of_a_million_rows(console: Watched) -> None:
@@ -275,10 +281,10 @@ def test_a_map_shows_drift_and_groups_of_keys(console: Watched) -> None:
     groups = page.get_by_role("list", name="Colours")
     groups.get_by_text("film: 2").wait_for()
     assert groups.get_by_role("listitem").all_inner_texts() == ["film: 2", "book: 1"]
-    page.get_by_role("searchbox", name="Search for a name").fill("M:A")
+    page.get_by_role("searchbox", name="Search for a label, key or row id").fill("M:A")
     groups.get_by_text("“M:A” in the name: 1").wait_for()
     # A found name leads to its row; the pointer tells the name of the row below it.
-    page.get_by_role("button", name="film:a").click()
+    page.get_by_role("button", name="film:a, row 1").click()
     page.locator("section[aria-label='Row'] h2", has_text="Row 1 film:a").wait_for()
     canvas = page.locator("canvas[role=application]")
     place = canvas.bounding_box()
@@ -314,16 +320,14 @@ EXTENT = """c => {
 }"""
 
 
-def test_a_row_is_found_by_a_part_of_its_label(console: Watched) -> None:
+def test_a_row_is_found_by_a_part_of_its_label_with_its_nearest_rows(console: Watched) -> None:
     page = console.open("tables?model=pair&table=tag")
-    box(page, "Find by").select_option("label")
-    page.get_by_role("textbox", name="Label", exact=True).fill("BOOK")
-    page.get_by_role("button", name="Find").click()
-    page.get_by_role("link", name="book:c").click()
+    find(page, "BOOK").get_by_role("link", name="book:c").wait_for()
     row = page.locator("section[aria-label='Row']")
     row.locator("h2", has_text="Row 3 book:c").wait_for()
     nearest = row.get_by_role("region", name="Nearest rows by cosine")
-    nearest.get_by_text("film:a").wait_for()
+    nearest.get_by_role("link", name="film:a").click()
+    row.locator("h2", has_text="Row 1 film:a").wait_for()
 
 
 def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server: ServerProcess) -> None:
@@ -343,7 +347,18 @@ def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server:
         ("2", "unknown model", "NOT_FOUND"),
         ("3", "toy", "INVALID_ARGUMENT"),
     ]
-    assert cells[0][0] >= cells[1][0] and all(re.fullmatch(r"[\w.:-]{6,64}", one[5]) for one in cells)
+    assert all(re.fullmatch(r"now|\d+ (s|min) ago", one[0]) for one in cells)
+    assert all(re.fullmatch(r"[\w.:-]{6,64}", one[5]) for one in cells)
+    exact = [one.get_attribute("title") or "" for one in rows.locator("time").all()]
+    assert exact == sorted(exact, reverse=True) and all(re.fullmatch(r"[\d-]{10} [\d:]{8}", one) for one in exact)
+    # One look at the top of the page shows that requests fail, and a click leads to the reasons.
+    attention = page.get_by_role("region", name="Needs attention")
+    attention.get_by_text(re.compile(r"\d+ requests failed in the last 5 minutes")).wait_for()
+    failing = attention.get_by_role("region", name="Requests that failed").locator("tbody tr")
+    told = [row.locator("td").all_inner_texts() for row in failing.all()]
+    assert {("unknown model", "NOT_FOUND"), ("toy", "INVALID_ARGUMENT")} <= {(one[0], one[1]) for one in told}
+    attention.get_by_role("link", name="Last errors").click()
+    assert page.evaluate("document.activeElement.innerText") == "Last errors"
     page.get_by_text("No request was refused for lack of room.").wait_for()
 
 
@@ -374,20 +389,30 @@ def test_a_broken_link_is_told(console: Watched) -> None:
         ("tables?model=none", "There is no model “none”."),
         ("tables?model=toy&version=99", "Version 99 of “toy” is not AVAILABLE."),
         ("map?model=toy&table=none", "Model “toy” has no table “none”."),
+        ("try?model=toy&signature=none", "toy has no signature “none”."),
         ("compare?model=spare&from=9", "spare has no version 9."),
     ):
         page = console.open(place)
         page.get_by_role("alert").get_by_text(f"Broken link: {text}").wait_for()
 
 
-def test_versions_on_disk_are_compared_and_an_empty_choice_explains_itself(console: Watched) -> None:
+def test_versions_on_disk_are_compared_and_an_empty_choice_explains_itself(
+    console: Watched, server: ServerProcess, base: Path
+) -> None:
     page = console.open("compare?model=spare")
     assert box(page, "From version").locator("option").all_inner_texts() == ["2", "1 (on disk, not served)"]
     page.locator("section[aria-label='Table user']").wait_for()
+    page.get_by_text("From version 1 to 2: 0 rows added, 0 removed").wait_for()
     console.open("compare?model=large")
     page.get_by_text("Comparing needs two versions, and the folder of large has 1.").wait_for()
+    page.get_by_text(f"model-export export --out {base}/large").wait_for()
     console.open("deltas")
-    page.locator("section[aria-label='Deltas of large 1']").get_by_text("No delta has come yet.").wait_for()
+    card = page.locator("section[aria-label='Deltas of large 1']")
+    card.get_by_text("No delta has come yet.").wait_for()
+    card.get_by_text(f"model-export delta {base}/large/1 --table tag --rows new.npz").wait_for()
+    card.get_by_text("/v1/models/large/tables/tag:upsert").wait_for()
+    admin = card.get_by_role("link", name="page Admin").get_attribute("href")
+    assert admin == f"http://127.0.0.1:{server.admin_port}/console#/admin"
 
 
 def test_a_lookup_is_tried_and_its_programs_give_the_same(console: Watched, server: ServerProcess) -> None:
@@ -414,6 +439,9 @@ def test_a_lookup_is_tried_and_its_programs_give_the_same(console: Watched, serv
     fill(page, "user", "-1")
     page.get_by_role("button", name="Send").click()
     page.get_by_text("id -1 at position 0").wait_for()
+    fill(page, "user", "1")
+    # The answer was one to other inputs.
+    page.get_by_text("Send the request to see its answer.").wait_for()
     fill(page, "user", "[1")
     assert page.get_by_role("button", name="Send").is_disabled()
 
@@ -424,6 +452,7 @@ def fill(page: Page, name: str, text: str) -> None:
 
 
 def test_traffic_shows_requests_while_they_come(console: Watched, server: ServerProcess) -> None:
+    server.lookup({"user": [1]}, model="large")
     page = console.open("traffic")
     page.get_by_text("Requests since the server's start").first.wait_for()
     row = page.locator("section[aria-label='Last seconds'] tr", has_text="large")
@@ -433,7 +462,7 @@ def test_traffic_shows_requests_while_they_come(console: Watched, server: Server
             server.lookup({"user": [1]}, model="large")
         page.wait_for_timeout(100)
         cells = row.locator("td").all_inner_texts()
-        return bool(cells) and cells[1] != "0" and cells[4] != "–"
+        return bool(cells) and cells[1] != "0" and cells[4] != "no answer"
 
     until(is_counted)
     assert page.locator(".uplot canvas").count() == 2
@@ -448,12 +477,15 @@ def test_hot_rows_show_while_lookups_come(console: Watched, server: ServerProces
             server.lookup({"user": [9] * 200 + [3] * 20}, model="pair")
         page.wait_for_timeout(100)
         cells = row.locator("td").all_inner_texts() if row.count() else []
-        return bool(cells) and cells[0] == "9" and cells[2] not in ("–", "0")
+        return bool(cells) and cells[0] == "9" and cells[2] not in ("…", "0")
 
     until(is_hot)
+    # Without a choice, the page shows the table that is read most, of the chosen model or of all.
+    console.open("traffic?model=pair")
+    until(lambda: box(page, "Table").input_value() == "user")
     console.open(PAIR_MAP.format("user", "traffic"))
     page.get_by_text("hottest rows are on the map").wait_for()
-    browsing.wait_for(page, SHOWS.format("lookups"))
+    browsing.wait_for(page, SHOWS.format("reads"))
     assert page.locator("canvas[role=application]").evaluate(COLORS) >= 3
 
 
@@ -529,7 +561,10 @@ def test_rows_are_changed_and_erased_after_a_question(browser: Browser, server: 
         card.get_by_role("textbox", name="Keys").fill("no such key")
         card.get_by_role("button", name="Erase rows", exact=True).click()
         page.get_by_role("button", name="Yes, erase rows").click()
-        page.get_by_role("alert").get_by_text("no such key").wait_for()
+        refusal = page.get_by_role("alert").get_by_text("no such key")
+        refusal.wait_for()
+        card.get_by_role("textbox", name="Keys").fill("other")
+        refusal.wait_for(state="detached")
         if browsing.AXE.is_file():
             assert seen.findings() == []
 
@@ -613,7 +648,10 @@ def test_a_person_signs_in_and_sees_what_the_caller_may(browser: Browser, guarde
         if browsing.AXE.is_file():
             assert seen.findings() == []
         sign_in(page, "wrong")
-        page.get_by_text("belongs to no caller").wait_for()
+        refusal = page.get_by_text("belongs to no caller")
+        refusal.wait_for()
+        page.get_by_label("Token").fill("x")
+        refusal.wait_for(state="detached")
         sign_in(page, "reader")
         page.wait_for_selector("section[aria-label='Model large']")
         assert page.locator("section[aria-label='Model toy']").count() == 0
@@ -630,6 +668,7 @@ def test_a_person_signs_in_and_sees_what_the_caller_may(browser: Browser, guarde
         page.get_by_role("button", name="Send").click()
         page.get_by_text("from version 1").wait_for()
         assert "$TOKEN" in page.get_by_role("region", name="curl", exact=True).inner_text()
+        page.get_by_text("read your token from the environment variable TOKEN").wait_for()
 
 
 def test_an_admin_signs_in_on_the_admin_port(browser: Browser, guarded: ServerProcess) -> None:
@@ -677,6 +716,12 @@ def test_replicas_with_one_secret_share_a_session(base: Path, guarded: ServerPro
             )
 
         until(is_refused)
+
+
+def test_paths_are_shown_to_callers_with_the_right_admin_only(guarded: ServerProcess, base: Path) -> None:
+    for name, shown in (("user", ""), ("boss", f"{base}/large")):
+        models = guarded.http.get("/console/overview", headers=bearer(name)).json()["models"]
+        assert [one["base_path"] for one in models if one["name"] == "large"] == [shown], name
 
 
 def test_a_cookie_alone_changes_nothing(guarded: ServerProcess) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration import browser as browsing
 from tests.integration.process import ROOT, environment, until, unused_ports
 
 pytestmark = pytest.mark.tf
@@ -66,7 +67,10 @@ def test_every_block_runs_and_answers_as_shown(home: Path) -> None:
                 (home / text.splitlines()[0].removeprefix("# ")).write_text(here(text))
             elif kind == "sh" and "embedding-server" in text:
                 serving = f"exec {text.strip()} --port={grpc_port} --rest_api_port={http_port}"
-                servers.append(subprocess.Popen(["bash", "-c", serving], cwd=home, env=environment()))
+                # The server writes text for a person to a terminal, and JSON to anything else.
+                ours, terminal = os.openpty()
+                servers.append(subprocess.Popen(["bash", "-c", serving], cwd=home, env=environment(), stderr=terminal))
+                os.close(terminal)
             elif kind == "sh":
                 command = here(text)
                 said = run(command)
@@ -80,9 +84,25 @@ def test_every_block_runs_and_answers_as_shown(home: Path) -> None:
                 if shape_of(said) != shape_of(text):
                     until(partial(lambda asked, shown: shape_of(run(asked)) == shape_of(shown), command, text))
                 compared += 1
+        shown = ""
+        while not all(text in shown for text in ("console http", "docs http", "films version 1, ready after")):
+            shown += os.read(ours, 1 << 12).decode()
+        if browsing.CHROMIUM:
+            look(shown)
     finally:
         for server in servers:
             server.terminate()
             server.wait(60)
+        os.close(ours)
     assert compared == 5
     assert sorted(os.listdir(home / "models/films")) == ["1", "2"]
+
+
+def look(shown: str) -> None:
+    """Opens the addresses that the terminal shows in a browser."""
+    (console, docs) = (re.findall(rf"{page} (http://\S+)/{page}", shown)[0] for page in ("console", "docs"))
+    with browsing.chromium() as browser, browsing.watched(browser, console) as seen:
+        model = seen.open().get_by_role("region", name="Model films", exact=True)
+        model.locator("tr", has_text="AVAILABLE").locator("td", has_text=re.compile("^2$")).wait_for()
+        seen.page.goto(f"{docs}/docs")
+        seen.page.get_by_role("heading", name="Embedding server").wait_for()

@@ -70,6 +70,7 @@ def test_statusz_tells_what_is_served_held_and_refused(server: ServerProcess) ->
     assert user["huge_bytes"] in (None, 0)
     assert (user["ids"] - was["ids"], user["missing_ids"] - was["missing_ids"]) == (4, 1)
     assert user["missing_share"] == user["missing_ids"] / user["ids"]
+    assert user["reads"] - was["reads"] == 3
     assert tag["table"] == "tag"
     (row,) = [row for row in found["requests"] if (row["api"], row["signature"]) == ("http", "lookup")]
     assert row["requests"] > 0 and row["rows"] >= 3 and row["failures"]["INVALID_ARGUMENT"] > 0
@@ -77,6 +78,9 @@ def test_statusz_tells_what_is_served_held_and_refused(server: ServerProcess) ->
     error = found["last_errors"][0]
     assert (error["request_id"], error["code"], error["model"]) == ("my-own", "INVALID_ARGUMENT", "toy")
     assert "77" in error["message"]
+    failures = found["recent_failures"]
+    of_toy = [one["requests"] for one in failures["counts"] if (one["model"], one["code"]) == ("toy", error["code"])]
+    assert failures["seconds"] == 300 and of_toy[0] > 0
     assert found["settings"]["model_name"] == {"value": "toy", "is_default": False}
 
 

@@ -101,8 +101,17 @@ def test_people_see_labels(server: ServerProcess) -> None:
     page = server.http.get(f"{FILM}:page?start=1&count=2").json()
     assert (page["labels"], page["keys"]) == (TITLES[1:3], [])
     assert server.http.get(f"{FILM}:row?id=2").json()["label"] == "Star Wars (1977)"
+    star_wars = {"id": 2, "label": "Star Wars (1977)"}
     found = server.http.get(f"{FILM}:find?label=STAR").json()
-    assert found == {"rows": [{"id": 2, "label": "Star Wars (1977)"}]}
+    assert found == {"rows": [star_wars | {"by": "label"}]}
+    genre = "/v1/models/default/tables/genre:find"
+    for path, row in (
+        (f"{FILM}:find?text=STAR", star_wars | {"by": "label"}),
+        (f"{FILM}:find?text=2", star_wars | {"by": "row id"}),
+        (f"{genre}?text=Comedy", {"id": 1, "label": "Comedy", "by": "key of genres"}),
+    ):
+        assert server.http.get(path).json()["rows"][0] == row, path
+    assert server.http.get(f"{genre}?text=Komedy").json() == {"rows": []}
     names = server.http.get("/v1/models/default/tables/genre:names").json()
     while names == {"state": "computing"}:
         names = server.http.get("/v1/models/default/tables/genre:names").json()

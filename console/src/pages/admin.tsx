@@ -76,7 +76,8 @@ export function Admin({ models, session, params }: { models: Model[]; session: S
       return `The list of models was read again: ${answer.models.join(", ")}.`;
     });
   return (
-    <>
+    // An error is about the inputs as they were.
+    <div onInput={() => setError(undefined)}>
       <h1 tabIndex={-1}>Admin</h1>
       {session.csrf ? null : (
         <p class="problem" role="alert">
@@ -128,6 +129,6 @@ export function Admin({ models, session, params }: { models: Model[]; session: S
           act={reload}
         />
       </section>
-    </>
+    </div>
   );
 }

@@ -40,6 +40,8 @@ interface TableDiff {
 }
 
 interface Diff {
+  /** A row whose cosine is below this has drifted. */
+  drifted_cosine: number;
   tables: TableDiff[];
   added_tables: string[];
   removed_tables: string[];
@@ -69,7 +71,7 @@ function Bins({ label, histogram }: { label: string; histogram: Histogram }): JS
   );
 }
 
-function TableCard({ diff, model, to }: { diff: TableDiff; model: string; to: string }): JSX.Element {
+function TableCard({ diff, model, to, limit }: { diff: TableDiff; model: string; to: string; limit: number }): JSX.Element {
   const { drift, neighbours } = diff;
   return (
     <section class="card" aria-label={`Table ${diff.table}`}>
@@ -88,7 +90,7 @@ function TableCard({ diff, model, to }: { diff: TableDiff; model: string; to: st
         {drift ? (
           <>
             <div>
-              <dt>drifted</dt>
+              <dt>drifted (cosine below {limit})</dt>
               <dd>
                 {shown(drift.drifted)} of {shown(drift.rows)} ({shown(drift.percent, 3)} %)
               </dd>
@@ -137,6 +139,13 @@ function TableCard({ diff, model, to }: { diff: TableDiff; model: string; to: st
   );
 }
 
+/** Says in one sentence what changed in all tables. */
+function summary(tables: TableDiff[], from: string, to: string): string {
+  const sum = (of: (one: TableDiff) => number): string => shown(tables.reduce((total, one) => total + of(one), 0));
+  const drifted = `${sum((one) => one.drift?.drifted ?? 0)} of ${sum((one) => one.drift?.rows ?? 0)} compared rows drifted`;
+  return `From version ${from} to ${to}: ${sum((one) => one.added.count)} rows added, ${sum((one) => one.removed.count)} removed, ${sum((one) => one.moved.count)} moved to another id; ${drifted}.`;
+}
+
 export function Compare({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
   const models = overview.models;
   const canCompare = overview.methods.includes("diff");
@@ -170,8 +179,9 @@ export function Compare({ overview, params }: { overview: Overview; params: Para
       ) : (
         <p class="faint">
           {from && from === to ? "Choose two different versions." : `Comparing needs two versions, and the folder of ${name} has ${versions.length}.`} To
-          get another one, export into the same folder again: <code>model-export export --out FOLDER</code> (or <code>import</code>) writes the next
-          version beside the old one, which need not be served to be compared.
+          get another one, export into {model?.base_path ? "the same folder" : "the model's folder"} again:{" "}
+          <code>model-export export --out {model?.base_path ? `${model.base_path} …` : "…"}</code> (or <code>import</code>) writes the next version
+          beside the old one, which need not be served to be compared.
         </p>
       )}
       {diff.data ? (
@@ -181,8 +191,9 @@ export function Compare({ overview, params }: { overview: Overview; params: Para
           ))}
           {diff.data.added_tables.length ? <p>New tables: {diff.data.added_tables.join(", ")}</p> : null}
           {diff.data.removed_tables.length ? <p>Tables that are gone: {diff.data.removed_tables.join(", ")}</p> : null}
+          <p>{summary(diff.data.tables, from, to)}</p>
           {diff.data.tables.map((one) => (
-            <TableCard key={one.table} diff={one} model={name} to={to} />
+            <TableCard key={one.table} diff={one} model={name} to={to} limit={diff.data?.drifted_cosine ?? 0} />
           ))}
         </>
       ) : null}

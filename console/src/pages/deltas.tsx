@@ -1,8 +1,8 @@
 // Deltas: rows that changed without a new version, and the journal of upserts, for each version.
 import type { JSX } from "preact";
-import { get } from "../api";
-import { useLoad } from "../hooks";
-import { Grid, Status, bytes, duration, shown, timeOf } from "../parts";
+import { Overview, Session, get, tablePath } from "../api";
+import { address, useLoad } from "../hooks";
+import { Ago, Grid, Status, bytes, duration, shown } from "../parts";
 import { DeltaStatus, Statusz } from "../statusz";
 
 const POLL_MS = 2000;
@@ -15,7 +15,31 @@ function reasons(counts: Record<string, number>): string {
   return told.join(", ") || "none";
 }
 
-function VersionDeltas({ model, version, deltas }: { model: string; version: number; deltas: DeltaStatus }): JSX.Element {
+/** Says where the page Admin is, with a link if this browser can reach it. */
+function AdminPlace({ session, port }: { session: Session; port: unknown }): JSX.Element {
+  const right = session.needs_sign_in ? " The caller needs the right “admin”." : "";
+  if (session.is_admin) return <>The <a href={address("admin")}>page Admin</a> has a form.{right}</>;
+  if (port === 0) return <>The page Admin has a form, on a server that is started with --admin_port.{right}</>;
+  const isOwn = /^(localhost|127\..*|\[::1\])$/.test(location.hostname) && typeof port === "number";
+  const place = `${location.protocol}//${location.hostname}:${port}/console${address("admin")}`;
+  return (
+    <>
+      The {isOwn ? <a href={place}>page Admin</a> : "page Admin"} of the admin port{typeof port === "number" ? `, ${port} on the server's machine,` : ""} has a
+      form.{right}
+    </>
+  );
+}
+
+interface Place {
+  model: string;
+  version: number;
+  /** The version's folder; "" for a caller who may not see it. */
+  folder: string;
+  table: string;
+}
+
+function VersionDeltas(props: Place & { deltas: DeltaStatus; session: Session; port: unknown }): JSX.Element {
+  const { model, version, folder, table, deltas } = props;
   const { journal } = deltas;
   const facts: [string, string][] = [
     ["last number", shown(deltas.last_sequence)],
@@ -50,7 +74,10 @@ function VersionDeltas({ model, version, deltas }: { model: string; version: num
       {deltas.applied ? null : (
         <p class="faint">
           No delta has come yet. A delta changes rows of a served version without a new one: write a file with{" "}
-          <code>model-export delta VERSION --table T --rows new.npz</code>, or send rows to <code>tables/T:upsert</code> (the page Admin has a form).
+          <code>
+            model-export delta {folder || `…/${version}`} --table {table} --rows new.npz
+          </code>
+          , or send rows to <code>{tablePath(model, "", table, ":upsert")}</code> on the admin port. <AdminPlace session={props.session} port={props.port} />
         </p>
       )}
       {deltas.recent.length ? (
@@ -62,7 +89,7 @@ function VersionDeltas({ model, version, deltas }: { model: string; version: num
             { name: "table", cell: (one) => one.table },
             { name: "rows", isNumber: true, cell: (one) => shown(one.rows) },
             { name: "came by", cell: (one) => (one.is_upsert ? "request, in the journal" : "file") },
-            { name: "made at", cell: (one) => timeOf(one.time) },
+            { name: "made at", cell: (one) => (one.time_s ? <Ago atS={one.time_s} /> : "unknown") },
           ]}
         />
       ) : null}
@@ -70,10 +97,13 @@ function VersionDeltas({ model, version, deltas }: { model: string; version: num
   );
 }
 
-export function Deltas(): JSX.Element {
+export function Deltas({ overview, session }: { overview: Overview; session: Session }): JSX.Element {
   const statusz = useLoad("statusz", (signal) => get<Statusz>("/v1/statusz", signal), POLL_MS);
   const found = Object.entries(statusz.data?.models ?? {}).flatMap(([model, { versions }]) =>
-    versions.flatMap(({ version, deltas }) => (deltas ? [{ model, version, deltas }] : [])),
+    versions.flatMap(({ version, deltas, tables }) => {
+      const base = overview.models.find((one) => one.name === model)?.base_path ?? "";
+      return deltas ? [{ model, version, deltas, folder: base && `${base}/${version}`, table: tables?.[0]?.table ?? "TABLE" }] : [];
+    }),
   );
   return (
     <>
@@ -84,7 +114,7 @@ export function Deltas(): JSX.Element {
           (<code>model-export adopt</code> writes one).
         </p> : null}
       {found.map((one) => (
-        <VersionDeltas key={`${one.model}/${one.version}`} {...one} />
+        <VersionDeltas key={`${one.model}/${one.version}`} {...one} session={session} port={statusz.data?.settings["admin_port"]?.value ?? 0} />
       ))}
     </>
   );

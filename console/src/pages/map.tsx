@@ -261,11 +261,11 @@ function colorsOf(map: TableMap, by: string, data: Hot | Drift | undefined, name
     return { layer, note: text ? "" : `Groups: the part of the name in front of the first “:”, “/”, “|” or “=”.${none}` };
   }
   if (data && "rows" in data) {
-    const lookups = new Map(data.rows.map((row) => [row.id, row.lookups]));
-    const values = map.ids.map((id) => lookups.get(id) ?? null);
+    const reads = new Map(data.rows.map((row) => [row.id, row.lookups]));
+    const values = map.ids.map((id) => reads.get(id) ?? null);
     const found = values.filter((value) => value !== null).length;
     return {
-      layer: { name: "lookups", values, isLog: true },
+      layer: { name: "reads", values, isLog: true },
       note: `${found.toLocaleString("en")} of the ${data.rows.length.toLocaleString("en")} hottest rows are on the map; all other rows are grey.`,
     };
   }
@@ -279,37 +279,38 @@ function colorsOf(map: TableMap, by: string, data: Hot | Drift | undefined, name
   return { layer: { name: by, values: grey }, note: "" };
 }
 
-/** Finds the points whose names contain a text; those that begin with it come first. */
-function matching(text: string, nameAt: (at: number) => string, count: number): number[] {
+/** Finds the point whose row id is a text, and those whose names contain it; of these, those that begin with it first. */
+function matching(text: string, ids: number[], nameAt: (at: number) => string): number[] {
   const wanted = text.toLowerCase();
   const found: [number, number][] = [];
-  for (let at = 0; at < count; at += 1) {
+  for (const [at, id] of ids.entries()) {
     const place = nameAt(at).toLowerCase().indexOf(wanted);
-    if (place >= 0) found.push([place === 0 ? 0 : 1, at]);
+    if (String(id) === wanted) found.push([-1, at]);
+    else if (place >= 0) found.push([place === 0 ? 0 : 1, at]);
   }
   return found.sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, at]) => at);
 }
 
 function Search(props: { text: string; points: Points; nameAt: (at: number) => string; onChoose: (id: number) => void }): JSX.Element {
   const { text, points, nameAt } = props;
-  const found = text ? matching(text, nameAt, points.map.ids.length) : [];
+  const found = text ? matching(text, points.map.ids, nameAt) : [];
   return (
     <>
       <label class="field">
-        <span>Search for a name</span>
+        <span>Search for a label, key or row id</span>
         <input type="search" value={text} onInput={(event) => setParams({ text: event.currentTarget.value })} />
       </label>
       {text ? (
         <>
           <p role="status">
-            {found.length.toLocaleString("en")} {found.length === 1 ? "row has" : "rows have"} “{text}” in the name.
+            {found.length.toLocaleString("en")} {found.length === 1 ? "row on the map has" : "rows on the map have"} “{text}” as the id or in the name.
           </p>
           <div class="found" role="region" aria-label="Found names" tabIndex={0}>
             <ul class="plain">
               {found.slice(0, MAX_FOUND).map((at) => (
                 <li key={at}>
                   <button type="button" onClick={() => props.onChoose(points.map.ids[at]!)}>
-                    {nameAt(at)}
+                    {[nameAt(at), `row ${points.map.ids[at]}`].filter(Boolean).join(", ")}
                   </button>
                 </li>
               ))}
@@ -412,13 +413,11 @@ export function MapPage({ overview, params }: { overview: Overview; params: Para
             </p>
           </section>
           <div>
-            {names && (names.labels.length || Object.keys(names.keys).length) ? (
-              <section class="card" aria-label="Search">
-                <Search text={text} points={points} nameAt={nameAt} onChoose={choose} />
-              </section>
-            ) : null}
+            <section class="card" aria-label="Search">
+              <Search text={text} points={points} nameAt={nameAt} onChoose={choose} />
+            </section>
             {id ? (
-              <RowPanel choice={choice} id={id} wanted="" feature="" methods={methods} />
+              <RowPanel choice={choice} id={id} methods={methods} />
             ) : (
               <p class="card faint">Point at a row to see its name, and click it to see its values and neighbours.</p>
             )}

@@ -1,14 +1,15 @@
 // Overview: what needs attention, models, versions on a time line, labels, load errors, limits, health.
 import type { JSX } from "preact";
-import { Change, Model, Overview, get } from "../api";
+import { Change, Model, Overview, get, nowS } from "../api";
 import { address, useLoad } from "../hooks";
-import { Badge, Grid, Problem, bytes, duration, modelName, shown, time, timeOf } from "../parts";
+import { Ago, Badge, Grid, Problem, READS, UNKNOWN_MODEL, ago, bytes, duration, modelName, shown, time } from "../parts";
 import { Noted, Setting, Statusz, VersionStatus } from "../statusz";
 
 // Width of the time line; it is scaled to its card, and its letters with it.
 const WIDTH = innerWidth > 600 ? 600 : 320;
 const ROW = 22;
 const SHOWN_VERSIONS = 8;
+const SHOWN_FAILURES = 10;
 
 /** Draws when the versions of a model were loading, available, or ended. */
 function TimeLine({ model, nowS }: { model: Model; nowS: number }): JSX.Element | null {
@@ -48,7 +49,7 @@ function TimeLine({ model, nowS }: { model: Model; nowS: number }): JSX.Element 
         );
       })}
       <text x="60" y={versions.length * ROW + 12} class="tick">
-        {time(startS)}
+        {time(startS)} ({ago(startS)})
       </text>
       <text x={WIDTH} y={versions.length * ROW + 12} class="tick end">
         now
@@ -72,6 +73,7 @@ function ModelCard(props: {
       .join(", ");
   const detail = (version: number): VersionStatus | undefined => details.find((one) => one.version === version);
   const tables = details.flatMap((one) => (one.tables ?? []).map((table) => ({ ...table, version: one.version })));
+  const isSampled = tables.some((one) => one.reads !== null);
   const notRun = details.flatMap((one) => Object.entries(one.not_run ?? {}).map(([name, reason]) => ({ version: one.version, name, reason })));
   return (
     <section class="card" aria-label={`Model ${model.name}`}>
@@ -136,12 +138,52 @@ function ModelCard(props: {
             { name: "dimension", isNumber: true, cell: (one) => one.dim },
             { name: "dtype", cell: (one) => one.dtype },
             { name: "memory", isNumber: true, cell: (one) => bytes(one.mapped_bytes) },
-            { name: "ids of lookups", isNumber: true, cell: (one) => shown(one.ids ?? 0) },
-            { name: "unknown ids", isNumber: true, cell: (one) => `${shown((one.missing_share ?? 0) * 100, 3)} %` },
+            isSampled
+              ? { name: "reads", tip: READS, isNumber: true, cell: (one) => (one.reads === null ? "not sampled" : shown(one.reads)) }
+              : { name: "ids of lookups", isNumber: true, cell: (one) => shown(one.ids ?? 0) },
+            { name: "unknown ids", tip: "share of the ids in lookups that have no row", isNumber: true, cell: (one) => `${shown((one.missing_share ?? 0) * 100, 3)} %` },
           ]}
         />
       ) : null}
     </section>
+  );
+}
+
+const LAST_ERRORS = "last-errors";
+
+/** How many requests failed in the last minutes, with a link to the reasons. */
+function Failures({ statusz }: { statusz: Statusz }): JSX.Element {
+  const { counts, seconds } = statusz.recent_failures;
+  const all = counts.reduce((sum, one) => sum + one.requests, 0);
+  const since = `in the last ${seconds / 60} minutes`;
+  if (!all) return <p class="faint">No request failed {since}.</p>;
+  return (
+    <>
+      <p class="problem">
+        {shown(all)} {all === 1 ? "request" : "requests"} failed {since}.{" "}
+        <a
+          href={address("")}
+          onClick={(event) => {
+            event.preventDefault();
+            document.getElementById(LAST_ERRORS)?.focus();
+          }}
+        >
+          Last errors
+        </a>{" "}
+        say why.
+      </p>
+      <Grid
+        label={`Requests that failed ${since}`}
+        rows={counts.slice(0, SHOWN_FAILURES)}
+        columns={[
+          { name: "model", cell: (one) => modelName(one.model) },
+          { name: "code", cell: (one) => one.code },
+          { name: "failed requests", isNumber: true, cell: (one) => shown(one.requests) },
+        ]}
+      />
+      {counts.length > SHOWN_FAILURES ? <p class="faint">{counts.length - SHOWN_FAILURES} more lines are under recent_failures in /v1/statusz.</p> : null}
+      {counts.slice(0, SHOWN_FAILURES).some((one) => !one.model) ? <p class="faint">{UNKNOWN_MODEL}</p> : null}
+    </>
   );
 }
 
@@ -159,9 +201,10 @@ function Attention({ statusz }: { statusz: Statusz }): JSX.Element {
             { name: "alert rule", cell: (one) => one.alert },
           ]}
         />
-      ) : (
+      ) : statusz.recent_failures.counts.length ? null : (
         <p class="faint">Nothing now.</p>
       )}
+      <Failures statusz={statusz} />
     </section>
   );
 }
@@ -226,7 +269,7 @@ function ServerDetails({ statusz }: { statusz: Statusz }): JSX.Element {
             label="Slow requests"
             rows={statusz.slow_requests}
             columns={[
-              { name: "at", cell: (one) => timeOf(one.at) },
+              { name: "at", cell: (one) => <Ago atS={one.at_s} /> },
               { name: "model", cell: (one) => modelName(one.model) },
               { name: "signature", cell: (one) => one.signature },
               { name: "rows", isNumber: true, cell: (one) => shown(one.rows) },
@@ -318,7 +361,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
           model={model}
           problem={overview.problems[model.name] ?? ""}
           details={data?.models[model.name]?.versions ?? []}
-          nowS={Date.now() / 1000}
+          nowS={nowS()}
           hasLinks={hasLinks}
         />
       ))}
@@ -327,15 +370,18 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
         <>
           <Limits statusz={data} />
           <section class="card" aria-label="Last errors">
-            <h2>Last errors</h2>
+            <h2 id={LAST_ERRORS} tabIndex={-1}>
+              Last errors
+            </h2>
             {data.last_errors.length ? (
               <>
-                <p class="faint">The last {data.last_errors.length} failed requests; equal ones are one line, the newest first.</p>
+                <p class="faint">The last {data.last_errors.length} failed requests that the server keeps; equal ones are one line, the newest first. Point at a time to see
+                  it exactly; search the log for a request id.</p>
                 <Grid
                   label="Failed requests"
                   rows={grouped(data.last_errors)}
                   columns={[
-                    { name: "last at", cell: (one) => timeOf(one.at) },
+                    { name: "last at", cell: (one) => <Ago atS={one.at_s} /> },
                     { name: "requests", isNumber: true, cell: (one) => shown(one.count) },
                     { name: "model", cell: (one) => modelName(one.model) },
                     { name: "code", cell: (one) => one.code },

@@ -31,7 +31,10 @@ export function SignIn({ onDone }: { onDone: () => void }): JSX.Element {
             autocomplete="current-password"
             required
             value={token}
-            onInput={(event) => setToken(event.currentTarget.value)}
+            onInput={(event) => {
+              setToken(event.currentTarget.value);
+              setError(undefined);
+            }}
           />
         </label>
         <Problem error={error} />

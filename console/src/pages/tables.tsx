@@ -1,12 +1,20 @@
-// Table explorer: pages of rows, a row by id or key, hot rows.
+// Table explorer: pages of rows, a row by id, key or label, hot rows.
 import type { JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { Hot, Overview, Page, Refusal, get, tablePath } from "../api";
-import { Params, address, setParams, useLoad } from "../hooks";
-import { Choice, Grid, Select, Status, TableChoice, hotNote, nameOf, shown, useTables } from "../parts";
-import { RowPanel, rowParams } from "../row";
+import { Loaded, Params, address, setParams, useLoad } from "../hooks";
+import { Choice, Grid, READS, Status, TableChoice, hotNote, rowColumns, rowParams, shown, useTables } from "../parts";
+import { RowPanel } from "../row";
 
 const PAGE_ROWS = 50;
+const FOUND_ROWS = 20;
+
+interface NamedRow {
+  id: number;
+  norm: number | null;
+  key: string | number | null | undefined;
+  label: string | null;
+}
 
 function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Element {
   const start = Number(params["start"] ?? 0) || 0;
@@ -25,12 +33,7 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
             label="Rows of the table"
             rows={page.norms.map((norm, at) => ({ id: start + at, norm, key: page.keys[at], label: page.labels[at] ?? null }))}
             columns={[
-              {
-                name: "row",
-                isNumber: true,
-                cell: (row) => <a href={address("tables", { ...rowParams(choice, row.id), start: String(start) })}>{row.id}</a>,
-              },
-              ...(page.keys.length || page.labels.length ? [{ name: "name", cell: nameOf }] : []),
+              ...rowColumns<NamedRow>(choice, { start: String(start) }).slice(0, page.keys.length || page.labels.length ? 2 : 1),
               { name: "norm", isNumber: true, cell: (row) => shown(row.norm) },
             ]}
           />
@@ -72,9 +75,8 @@ function HotRows({ choice }: { choice: Choice }): JSX.Element {
         label="Rows that are read most"
         rows={loaded.data?.rows ?? []}
         columns={[
-          { name: "row", isNumber: true, cell: (row) => <a href={address("tables", rowParams(choice, row.id))}>{row.id}</a> },
-          { name: "name", cell: nameOf },
-          { name: "lookups", isNumber: true, cell: (row) => shown(row.lookups) },
+          ...rowColumns<Hot["rows"][number]>(choice),
+          { name: "reads", tip: READS, isNumber: true, cell: (row) => shown(row.lookups) },
           { name: "share", isNumber: true, cell: (row) => `${shown(row.share * 100, 3)} %` },
         ]}
       />
@@ -82,30 +84,32 @@ function HotRows({ choice }: { choice: Choice }): JSX.Element {
   );
 }
 
-function Find({ choice }: { choice: Choice }): JSX.Element {
-  const [by, setBy] = useState("id");
-  const [text, setText] = useState("");
-  const onSubmit = (event: Event): void => {
-    event.preventDefault();
-    if (by === "label") setParams({ label: text.trim(), id: "", key: "", feature: "" });
-    else setParams({ label: "", ...(by === "id" ? { id: text.trim(), key: "", feature: "" } : { id: "", key: text, feature: by.slice(4) }) });
-  };
-  const features = choice.table?.features ?? [];
+function Find({ text }: { text: string }): JSX.Element {
+  const [typed, setTyped] = useState(text);
+  // A link to another search leads here, too.
+  useEffect(() => {
+    if (text) setTyped(text);
+  }, [text]);
   return (
-    <form class="fields" onSubmit={onSubmit} aria-label="Find a row">
-      <Select
-        label="Find by"
-        value={by}
-        options={[["id", "row id"], ["label", "part of the label"], ...features.map((one): [string, string] => [`key:${one}`, `key of ${one}`])]}
-        onChange={setBy}
-      />
+    <form
+      class="fields"
+      aria-label="Find a row"
+      onSubmit={(event) => {
+        event.preventDefault();
+        setParams({ find: typed.trim(), id: "" });
+      }}
+    >
       <label class="field">
-        <span>{by === "id" ? "Row id" : by === "label" ? "Label" : "Key"}</span>
+        <span>Label, key or row id</span>
         <input
+          type="search"
           required
-          value={text}
-          inputMode={by === "id" ? "numeric" : "text"}
-          onInput={(event) => setText(event.currentTarget.value)}
+          value={typed}
+          onInput={(event) => {
+            setTyped(event.currentTarget.value);
+            // What was found, or not, belongs to the text that was searched for.
+            setParams({ find: "" });
+          }}
         />
       </label>
       <button class="main">Find</button>
@@ -113,22 +117,31 @@ function Find({ choice }: { choice: Choice }): JSX.Element {
   );
 }
 
-/** The rows whose labels contain a text. */
-function Found({ choice, text }: { choice: Choice; text: string }): JSX.Element {
-  const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", `:find?${new URLSearchParams({ label: text, count: "20" })}`);
-  const loaded = useLoad(path, (signal) => get<{ rows: { id: number; label: string }[] }>(path, signal));
+interface FoundRow {
+  id: number;
+  label: string | null;
+  by: string;
+}
+
+/** The rows that the searched text may mean. */
+function Found({ choice, text, found }: { choice: Choice; text: string; found: Loaded<FoundRow[]> }): JSX.Element {
   return (
     <section class="card" aria-label="Found rows">
-      <h2>Labels with “{text}”</h2>
-      <Status of={loaded} what="labels" />
-      {loaded.data && !loaded.data.rows.length ? <p class="faint">No label of this table contains it.</p> : null}
+      <h2>Found for “{text}”</h2>
+      <Status of={found} what="rows" />
+      {found.data && !found.data.length ? <p class="faint">No row of this table has it as its id or key, or in its label.</p> : null}
       <ul class="plain">
-        {loaded.data?.rows.map((row) => (
+        {found.data?.map((row) => (
           <li key={row.id}>
-            <a href={address("tables", { ...rowParams(choice, row.id), label: text })}>{row.label}</a> <span class="faint">row {row.id}</span>
+            <a href={address("tables", { ...rowParams(choice, row.id), find: text })}>{row.label ?? `row ${row.id}`}</a>{" "}
+            <span class="faint">
+              {row.label ? `row ${row.id}, ` : ""}by {row.by}
+              {row.by.startsWith("unknown") ? ": lookups read this row for keys that are not in the vocabulary" : ""}
+            </span>
           </li>
         ))}
       </ul>
+      {found.data?.length === FOUND_ROWS ? <p class="faint">These are the first {FOUND_ROWS} rows; there may be more.</p> : null}
     </section>
   );
 }
@@ -136,8 +149,10 @@ function Found({ choice, text }: { choice: Choice; text: string }): JSX.Element 
 export function Tables({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
   const { models, methods } = overview;
   const { choice, loaded } = useTables(models, params);
-  const id = params["id"] ?? "";
-  const wanted = params["key"] ?? "";
+  const text = params["find"] ?? "";
+  const path = choice.table && text ? tablePath(choice.model, choice.version, choice.table.name, `:find?${new URLSearchParams({ text, count: String(FOUND_ROWS) })}`) : "";
+  const found = useLoad(path, async (signal) => (path ? (await get<{ rows: FoundRow[] }>(path, signal)).rows : undefined));
+  const id = params["id"] ?? String(found.data?.[0]?.id ?? "");
   return (
     <>
       <h1 tabIndex={-1}>Tables</h1>
@@ -145,14 +160,14 @@ export function Tables({ overview, params }: { overview: Overview; params: Param
       <Status of={loaded} what="tables" />
       {choice.table ? (
         <>
-          <Find choice={choice} />
+          <Find key={`${choice.model} ${choice.table.name}`} text={text} />
           <div class="columns">
             <div>
-              {params["label"] ? <Found choice={choice} text={params["label"]} /> : null}
-              {id || wanted ? (
-                <RowPanel choice={choice} id={id} wanted={wanted} feature={params["feature"] ?? ""} methods={methods} />
+              {text ? <Found choice={choice} text={text} found={found as Loaded<FoundRow[]>} /> : null}
+              {id ? (
+                <RowPanel choice={choice} id={id} methods={methods} />
               ) : (
-                <p class="card faint">Choose a row to see its values, norm, provenance and neighbours.</p>
+                <p class="card faint">Choose a row to see its values, norm, provenance and nearest rows.</p>
               )}
               {methods.includes("hot") ? <HotRows choice={choice} /> : null}
             </div>

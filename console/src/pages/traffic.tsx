@@ -3,14 +3,18 @@ import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { Hot, Overview, Refusal, get, tablePath } from "../api";
-import { Params, address, useLoad } from "../hooks";
-import { Grid, Status, TableChoice, duration, hotNote, modelName, nameOf, shown, time, useTables } from "../parts";
+import { Params, useLoad } from "../hooks";
+import { Ago, Grid, READS, Status, TableChoice, UNKNOWN_MODEL, duration, hotNote, modelName, rowColumns, shown, time, useTables } from "../parts";
 import { GROUP_COLORS } from "../points";
-import { rowParams } from "../row";
+import { Statusz } from "../statusz";
 
 const POLL_MS = 2000;
 const HISTORY_MS = 5000;
 const HOT_ROWS = 20;
+// More rows are read than shown, so that a row that comes into the list has an earlier reading.
+const READ_ROWS = 200;
+// The rates of hot rows are means of this time: a rate of a shorter one would jump, because reads are sampled.
+const RATE_MS = 30_000;
 
 type Values = (number | null)[];
 
@@ -54,12 +58,12 @@ function Plot(props: { label: string; axis: string; unit: string; history: Histo
         width: element.clientWidth,
         height: 260,
         axes: [
-          { ...axis, label: "time", labelSize: 18, values: (_, splits) => splits.map(atS) },
+          { ...axis, label: "time", labelSize: 18, space: 90, values: (_, splits) => splits.map(atS) },
           { ...axis, label: props.axis, labelSize: 18, size: 60 },
         ],
         scales: { y: { range: (_, __, max) => [0, Math.max((max || 0) * 1.1, 1e-3)] } },
         series: [
-          { label: "at", value: (_: uPlot, value: number | null) => (value === null ? "–" : time(value)) },
+          { label: "at", value: (_: uPlot, value: number | null) => (value === null ? "point at the plot for values" : time(value)) },
           ...lines.map((line) => ({
             label: line.name,
             stroke: line.color,
@@ -67,7 +71,9 @@ function Plot(props: { label: string; axis: string; unit: string; history: Histo
             ...(line.isDashed ? { dash: [6, 4] } : {}),
             // An interval with requests between idle ones has no line, only a point.
             points: { show: true, size: 5 },
-            value: (_: uPlot, value: number | null) => (value === null ? "–" : `${shown(value, 3)} ${props.unit}`),
+            // Without a pointer there is no index.
+            value: (_: uPlot, value: number | null, __: number, at: number | null) =>
+              value === null ? (at === null ? "" : "no answer") : `${shown(value, 3)} ${props.unit}`,
           })),
         ],
       },
@@ -104,98 +110,119 @@ function linesOf(history: History, names: string[], solid: keyof Rates, dashed: 
   });
 }
 
-/** A reading of the hot rows, and the reading before it. */
-interface HotReading {
+/** A reading of the hot rows. */
+interface Reading {
   atMs: number;
-  hot: Hot;
-  before: { atMs: number; version: number; lookups: Map<number, number> } | undefined;
+  version: number;
+  reads: Map<number, number>;
 }
 
-/** Estimates how often a row was read a second between two readings; null without two readings of the row. */
-function perSecond(reading: HotReading, row: { id: number; lookups: number }): number | null {
-  const { before, hot } = reading;
-  const old = before?.version === hot.version ? before.lookups.get(row.id) : undefined;
-  if (!before || old === undefined || old > row.lookups) return null;
-  return (row.lookups - old) / Math.max((reading.atMs - before.atMs) / 1000, 0.001);
+/** The newest hot rows, and the readings of the last RATE_MS from the oldest on. */
+interface HotReadings {
+  hot: Hot;
+  readings: Reading[];
+}
+
+/** Estimates how often a row was read a second, since its oldest reading; null without an earlier reading of the row. */
+function perSecond({ hot, readings }: HotReadings, row: { id: number; lookups: number }): number | null {
+  const old = readings.find((one) => one.version === hot.version && (one.reads.get(row.id) ?? Infinity) <= row.lookups);
+  const newest = readings.at(-1);
+  if (!old || !newest || old === newest) return null;
+  return (row.lookups - (old.reads.get(row.id) ?? 0)) / Math.max((newest.atMs - old.atMs) / 1000, 0.001);
 }
 
 function HotIds({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
   const { choice, loaded } = useTables(overview.models, params);
-  const kept = useRef<{ path: string; reading: HotReading } | undefined>(undefined);
+  const kept = useRef<{ path: string; readings: Reading[] }>({ path: "", readings: [] });
   const table = choice.table?.name ?? "";
-  const path = table ? tablePath(choice.model, choice.version, table, `:hot?k=${HOT_ROWS}`) : "";
-  const hot = useLoad(
+  const path = table ? tablePath(choice.model, choice.version, table, `:hot?k=${READ_ROWS}`) : "";
+  const loadedHot = useLoad(
     path,
-    async (signal): Promise<HotReading | undefined> => {
+    async (signal): Promise<HotReadings | undefined> => {
       if (!path) return undefined;
-      const found = await get<Hot>(path, signal);
-      const last = kept.current?.path === path ? kept.current.reading : undefined;
-      const before = last && { atMs: last.atMs, version: last.hot.version, lookups: new Map(last.hot.rows.map((row) => [row.id, row.lookups])) };
-      const reading = { atMs: Date.now(), hot: found, before };
-      kept.current = { path, reading };
-      return reading;
+      const hot = await get<Hot>(path, signal);
+      const atMs = Date.now();
+      const before = kept.current.path === path ? kept.current.readings.filter((one) => one.atMs > atMs - RATE_MS) : [];
+      const readings = [...before, { atMs, version: hot.version, reads: new Map(hot.rows.map((row) => [row.id, row.lookups])) }];
+      kept.current = { path, readings };
+      return { hot, readings };
     },
     POLL_MS,
   );
-  const reading = hot.data;
-  const isUnsampled = hot.error instanceof Refusal && hot.error.status === 501;
+  const found = loadedHot.data;
+  const isUnsampled = loadedHot.error instanceof Refusal && loadedHot.error.status === 501;
+  const rows = found?.hot.rows.slice(0, HOT_ROWS).map((row) => ({ ...row, rate: perSecond(found, row) })) ?? [];
+  const spanMs = found ? (found.readings.at(-1)?.atMs ?? 0) - (found.readings[0]?.atMs ?? 0) : 0;
   return (
     <section class="card" aria-label="Hot rows">
       <h2>Hot rows</h2>
       <TableChoice models={overview.models} choice={choice} />
       <Status of={loaded} what="tables" />
-      {isUnsampled ? <p class="faint">{hot.error?.message}</p> : <Status of={hot} what="hot rows" />}
-      {reading && !isUnsampled ? (
+      {isUnsampled ? <p class="faint">{loadedHot.error?.message}</p> : <Status of={loadedHot} what="hot rows" />}
+      {found && !isUnsampled ? (
         <>
           <Grid
             label="Rows that are read most"
-            rows={reading.hot.rows}
+            rows={rows}
             columns={[
-              { name: "row", isNumber: true, cell: (row) => <a href={address("tables", rowParams(choice, row.id))}>{row.id}</a> },
-              { name: "name", cell: nameOf },
-              { name: "lookups/s", isNumber: true, cell: (row) => shownRate(perSecond(reading, row)) },
-              { name: "lookups", isNumber: true, cell: (row) => shown(row.lookups) },
+              ...rowColumns<(typeof rows)[number]>(choice),
+              { name: "reads/s", isNumber: true, cell: (row) => (row.rate === null ? "…" : shown(row.rate, 3)) },
+              { name: "reads", tip: READS, isNumber: true, cell: (row) => shown(row.lookups) },
               { name: "share", isNumber: true, cell: (row) => `${shown(row.share * 100, 3)} %` },
             ]}
           />
-          <p class="faint">{hotNote(reading.hot)}</p>
+          <p class="faint">
+            {hotNote(found.hot)} {spanMs ? `Reads/s are a mean of the last ${duration(spanMs / 1000)}.` : ""}
+            {rows.some((row) => row.rate === null) ? ` “…”: a rate needs two readings of the row, ${POLL_MS / 1000} s apart.` : ""}
+          </p>
         </>
       ) : null}
     </section>
   );
 }
 
-function shownRate(rate: number | null): string {
-  return rate === null ? "–" : shown(rate, 3);
+/** Returns the names of the model and of the table that are read most, of one model if its name is given. */
+function busiest(statusz: Statusz | undefined, model: string): Params {
+  const tables = Object.entries(statusz?.models ?? {})
+    .filter(([name]) => !model || name === model)
+    .flatMap(([name, { versions }]) => versions.flatMap((one) => one.tables ?? []).map((one) => ({ name, table: one.table, reads: one.reads ?? one.ids ?? 0 })));
+  const most = tables.sort((a, b) => b.reads - a.reads)[0];
+  return most?.reads ? { model: most.name, table: most.table } : {};
 }
 
 export function Traffic({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
   const loaded = useLoad("traffic", (signal) => get<History>("/console/traffic", signal), HISTORY_MS);
   const history = loaded.data;
+  // Read once for each choice of a model, so that the table does not change while somebody looks.
+  const undecided = params["table"] ? "" : `statusz ${params["model"] ?? ""}`;
+  const statusz = useLoad(undecided, async (signal) => (undecided ? get<Statusz>("/v1/statusz", signal) : undefined));
+  const hotParams = undecided ? { ...params, ...busiest(statusz.data, params["model"] ?? "") } : params;
   const names = Object.keys(history?.models ?? {});
   const sinceS = history ? (history.at_s.at(-1) ?? 0) - (history.at_s.at(-2) ?? history.start_s) : 0;
-  const ms = (value: number | null | undefined): string => (value == null ? "–" : shown(value, 3));
+  const ms = (value: number | null | undefined): string => (value == null ? "no answer" : shown(value, 3));
   return (
     <>
       <h1 tabIndex={-1}>Traffic</h1>
       <Status of={loaded} what="the traffic" />
-      {history && !names.length ? <p class="card faint">No request has come since the server started at {time(history.start_s)}.</p> : null}
+      {history && !names.length ? <p class="card faint">No request has come since the server started <Ago atS={history.start_s} />.</p> : null}
       {history && names.length ? (
         <>
-          <Plot
-            label="Requests since the server's start"
-            axis="requests a second"
-            unit="/s"
-            history={history}
-            lines={linesOf(history, names, "successes_per_s", "failures_per_s", ["answered", "failed (dashed)"])}
-          />
-          <Plot
-            label="Latency of answered requests"
-            axis="milliseconds"
-            unit="ms"
-            history={history}
-            lines={linesOf(history, names, "p50_ms", "p99_ms", ["p50", "p99 (dashed)"])}
-          />
+          <div class="columns">
+            <Plot
+              label="Requests since the server's start"
+              axis="requests a second"
+              unit="/s"
+              history={history}
+              lines={linesOf(history, names, "successes_per_s", "failures_per_s", ["answered", "failed (dashed)"])}
+            />
+            <Plot
+              label="Latency of answered requests"
+              axis="milliseconds"
+              unit="ms"
+              history={history}
+              lines={linesOf(history, names, "p50_ms", "p99_ms", ["p50", "p99 (dashed)"])}
+            />
+          </div>
           <section class="card" aria-label="Last seconds">
             <h2>Last {duration(Math.max(sinceS, 1))}</h2>
             <Grid
@@ -210,13 +237,13 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
               ]}
             />
             <p class="faint">
-              {names.includes("") ? "“unknown model” are requests that name no model of this server. " : ""}
+              {names.includes("") ? `${UNKNOWN_MODEL} ` : ""}
               Times are of the server alone, without the network.
             </p>
           </section>
         </>
       ) : null}
-      {overview.methods.includes("hot") ? <HotIds overview={overview} params={params} /> : null}
+      {overview.methods.includes("hot") && !statusz.isLoading ? <HotIds overview={overview} params={hotParams} /> : null}
     </>
   );
 }

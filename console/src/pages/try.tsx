@@ -3,8 +3,9 @@ import type { JSX } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { BASE, Model, Session, get, modelPath, send } from "../api";
 import { Params, setParams, useLoad } from "../hooks";
-import { Copied, Select, Status } from "../parts";
+import { Copied, Select, Status, Wrong, wrongModel } from "../parts";
 import { Field, Metadata, Method, bodyOf, fieldsOf, hintOf, programs } from "../signature";
+import { Statusz } from "../statusz";
 
 interface Answer {
   status: number;
@@ -50,6 +51,8 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
     fault = (error as Error).message;
   }
   const path = `${modelPath(props.model, props.version)}:${method}`;
+  // A refusal is about the inputs as they were.
+  const forget = (): void => setAnswer((old) => (old?.status === 200 ? old : undefined));
   const onSubmit = async (event: Event): Promise<void> => {
     event.preventDefault();
     setBusy(true);
@@ -76,7 +79,10 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
             ["lookup", "lookup: vectors by feature"],
             ["predict", "predict: any signature"],
           ]}
-          onChange={(value) => setMethod(value as Method)}
+          onChange={(value) => {
+            setMethod(value as Method);
+            forget();
+          }}
         />
         {fields.map((field) => (
           <label key={field.name} class="field">
@@ -90,6 +96,7 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
               onInput={(event) => {
                 const value = event.currentTarget.value;
                 setTexts((old) => ({ ...old, [field.name]: value }));
+                forget();
               }}
             />
           </label>
@@ -119,6 +126,7 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
             <p class="faint">Send the request to see its answer.</p>
           )}
         </section>
+        {body && props.session.needs_sign_in ? <p class="faint">The programs read your token from the environment variable TOKEN.</p> : null}
         {body
           ? programs({
               origin: location.origin + BASE,
@@ -143,10 +151,16 @@ export function Try({ models, params, session }: { models: Model[]; params: Para
   const version = available.includes(params["version"] ?? "") ? (params["version"] ?? "") : "";
   const loaded = useLoad(`${name}/${version || (available[0] ?? "")}`, (signal) => get<Metadata>(`${modelPath(name, version)}/metadata`, signal));
   const signatures = loaded.data?.metadata.signature_def.signature_def ?? {};
-  const names = Object.keys(signatures).sort();
-  const chosen = names.includes(params["signature"] ?? "")
-    ? (params["signature"] ?? "")
-    : (names.find((one) => one === "serving_default") ?? names[0] ?? "");
+  // TensorFlow keeps operations of its own among the signatures, such as __saved_model_init_op.
+  const names = Object.keys(signatures).filter((one) => !one.startsWith("__")).sort();
+  // Without the right "metadata" on all models, the status page is closed, and no signature is known not to run.
+  const seesAll = session.rights.includes("metadata");
+  const statusz = useLoad(`statusz ${name}/${version}`, async (signal) => (seesAll ? get<Statusz>("/v1/statusz", signal) : undefined));
+  const served = statusz.data?.models[name]?.versions.find((one) => String(one.version) === loaded.data?.model_spec.version);
+  const runs = (one: string): boolean => !served || one in (served.signatures ?? {}) && !(one in (served.not_run ?? {}));
+  const asked = params["signature"] ?? "";
+  const chosen = names.includes(asked) ? asked : (["serving_default", ...names].find((one) => names.includes(one) && runs(one)) ?? names[0] ?? "");
+  const wrong = wrongModel(models, params) || (asked && loaded.data && asked !== chosen ? `${name} has no signature “${asked}”.` : "");
   const fields = useMemo(() => {
     const signature = signatures[chosen];
     return signature ? fieldsOf(signature) : [];
@@ -154,6 +168,7 @@ export function Try({ models, params, session }: { models: Model[]; params: Para
   return (
     <>
       <h1 tabIndex={-1}>Try</h1>
+      {wrong ? <Wrong what={wrong} /> : null}
       <div class="fields">
         <Select label="Model" value={name} options={models.map((one) => one.name)} onChange={(value) => setParams({ model: value, version: "", signature: "" })} />
         <Select
@@ -162,10 +177,15 @@ export function Try({ models, params, session }: { models: Model[]; params: Para
           options={[["", "latest"], ...available.map((one): [string, string] => [one, one])]}
           onChange={(value) => setParams({ version: value })}
         />
-        <Select label="Signature" value={chosen} options={names} onChange={(value) => setParams({ signature: value })} />
+        <Select
+          label="Signature"
+          value={chosen}
+          options={names.map((one): [string, string] => [one, runs(one) ? one : `${one} (this server does not run it)`])}
+          onChange={(value) => setParams({ signature: value })}
+        />
       </div>
       <Status of={loaded} what="signatures" />
-      {chosen ? <Form model={name} version={version} name={chosen} fields={fields} session={session} /> : null}
+      {chosen && !statusz.isLoading ? <Form model={name} version={version} name={chosen} fields={fields} session={session} /> : null}
     </>
   );
 }

@@ -27,6 +27,7 @@ def console(make_http: Callable[..., Http]) -> Http:
         lambda model: [change],
         traffic=lambda: {"start_s": 1.0, "at_s": [], "models": {}},
         folders=lambda model: [2, 3],
+        base_path=lambda model: f"/models/{model}",
     )
     return make_http(console=sources)
 
@@ -78,7 +79,7 @@ def test_the_overview_has_models_labels_and_changes(console: Http) -> None:
     assert model["name"] == "m" and model["labels"] == {"stable": 3}
     assert model["versions"] == [{"version": 3, "state": "AVAILABLE", "code": "OK", "message": ""}]
     assert [change["state"] for change in model["history"]] == ["AVAILABLE"]
-    assert model["folders"] == [2, 3]
+    assert (model["folders"], model["base_path"]) == ([2, 3], "/models/m")
     assert console.get("/console/traffic").json() == {"start_s": 1.0, "at_s": [], "models": {}}
 
 
@@ -131,12 +132,19 @@ def test_a_row_has_values_and_norm(http: Http) -> None:
         ("none:names", 404, 'no table "none"'),
         ("none:find?label=x", 404, 'no table "none"'),
         ("t:find?label=x", 400, "has no labels: export the model with --labels t=FILE"),
-        ("t:find", 400, "Give a text as label"),
+        ("t:find", 400, "Give a text as label or as text"),
+        ("t:find?label=x&text=x", 400, "Give a text as label or as text"),
+        ("none:find?text=x", 404, 'no table "none"'),
     ],
 )
 def test_a_wrong_question_is_told_why(http: Http, path: str, status: int, text: str) -> None:
     answer = http.get(f"/v1/models/m/tables/{path}")
     assert (answer.status_code, text in answer.json()["error"]) == (status, True), answer.text
+
+
+def test_a_row_is_found_by_its_id_without_labels_and_keys(http: Http) -> None:
+    for text, rows in (("3", [{"id": 3, "label": None, "by": "row id"}]), ("4", []), ("x", []), ("9" * 30, [])):
+        assert http.get(f"/v1/models/m/tables/t:find?text={text}").json() == {"rows": rows}
 
 
 def test_a_map_is_computed_beside_requests_and_kept(http: Http, registry: Registry) -> None:

@@ -11,11 +11,13 @@ from service.control.request_context import Finished, Subject
 from service.errors import IdOutOfRange, Overloaded
 from service.observe import metric_text
 from service.observe.history import (
+    FAILURES_S,
     MAX_CHANGES,
     MAX_MODELS,
     MAX_NAMES,
     MAX_POINTS,
     OTHERS,
+    RecentFailures,
     RecentRequests,
     TrafficHistory,
     VersionHistory,
@@ -192,3 +194,31 @@ def test_without_a_limit_none_is_slow(caplog: pytest.LogCaptureFixture) -> None:
     finish(RequestCounter(recent), 1e9)
     assert recent.slowest() == []
     assert not caplog.records
+
+
+def test_failures_of_the_last_minutes_are_counted_by_model_and_code(clock: Clock) -> None:
+    counts = Requests()
+    recent = RecentFailures(lambda: counts, clock)
+
+    def fail(model: str, code: str, count: int, signature: str = "") -> None:
+        counts.add_failures(Subject("http", "lookup", model, None, signature), code, count)
+
+    def found() -> list[tuple[str, str, int]]:
+        document = recent.read()
+        assert document["seconds"] == FAILURES_S
+        return [(one["model"], one["code"], one["requests"]) for one in document["counts"]]
+
+    assert found() == []
+    clock.now_s += 5
+    fail("m", "NOT_FOUND", 3)
+    fail("m", "NOT_FOUND", 4, "other")
+    fail("n", "INTERNAL", 9)
+    assert found() == [("n", "INTERNAL", 9), ("m", "NOT_FOUND", 7)]
+    clock.now_s += FAILURES_S - 1
+    fail("m", "NOT_FOUND", 1)
+    assert found() == [("n", "INTERNAL", 9), ("m", "NOT_FOUND", 8)]
+    clock.now_s += 1
+    assert found() == [("m", "NOT_FOUND", 1)]
+    # The counts of a model that is removed go, and are no negative numbers.
+    counts.failures.clear()
+    assert found() == []
