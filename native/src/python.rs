@@ -234,10 +234,10 @@ impl Clusters {
         py.detach(|| self.inner.forget(model, version, table, rows.as_deref()));
     }
 
-    /// Records that the server has just read all changes of a table, so that the table's cached rows are valid for a
-    /// while.
-    fn heard(&self, model: &str, version: i64, table: &str) {
-        self.inner.heard(model, version, table);
+    /// Records that the server has read all changes of a table up to `age_s` seconds ago, so that the table's cached rows
+    /// are valid for a while.
+    fn heard(&self, model: &str, version: i64, table: &str, age_s: f64) {
+        self.inner.heard(model, version, table, time_of(age_s));
     }
 
     /// Returns the blocks of a table that lacked a row that was read since the last call, and the table's numbers of
@@ -246,11 +246,10 @@ impl Clusters {
         self.inner.lost(model, version, table)
     }
 
-    /// Allows reads from these replicas of Valkey or Redis clusters, given by host and port, for the next `seconds`
-    /// seconds.
-    #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
-    fn set_in_sync(&self, nodes: Vec<(String, u16)>, seconds: f64) {
-        self.inner.set_in_sync(&nodes, Duration::from_secs_f64(seconds.clamp(0.0, 3600.0)));
+    /// Allows reads from these replicas of Valkey or Redis clusters, given by host, port, and the number of seconds from
+    /// now on.
+    fn set_in_sync(&self, nodes: Vec<(String, u16, f64)>) {
+        self.inner.set_in_sync(nodes.into_iter().map(|(host, port, left_s)| (host, port, time_of(left_s))));
     }
 
     /// Asks each Valkey or Redis cluster for its slot map, which says which nodes hold which slots.
@@ -262,7 +261,7 @@ impl Clusters {
     /// rows the cache had or this call read. `tag`: the beginning of the table's keys.
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
     fn fill(&self, py: Python<'_>, tag: &str, version: i64, rows: Vec<u64>, seconds: f64) -> usize {
-        let deadline = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 3600.0));
+        let deadline = Instant::now() + time_of(seconds);
         py.detach(|| self.inner.fill(tag, version, &rows, deadline))
     }
 
@@ -271,6 +270,10 @@ impl Clusters {
     fn counts(&self) -> PyResult<String> {
         serde_json::to_string(&(self.inner.counts(), self.inner.cache_counts())).map_err(value_error)
     }
+}
+
+fn time_of(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds.clamp(0.0, 3600.0))
 }
 
 /// An open table in a Valkey or Redis cluster. Concurrency: any thread.
@@ -527,7 +530,7 @@ impl Server {
     /// were dropped, by model, how many spans, and the names of models of which a request found a file damaged.
     fn take_records(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<PythonRecords>> {
         let Some(server) = self.records.load_full() else { return Ok(None) };
-        let timeout = Duration::from_secs_f64(timeout_s.clamp(0.0, 3600.0));
+        let timeout = time_of(timeout_s);
         let Some(taken) = py.detach(|| server.take(timeout)) else { return Ok(None) };
         let spans = serde_json::to_string(&taken.spans).map_err(value_error)?;
         let entry = |one: LogEntry| {

@@ -434,8 +434,11 @@ class RemoteTables:
                 self.follow()
 
         def compare() -> None:
-            while not stop.wait(_COMPARE_S):
+            took_s = 0.0
+            while not stop.wait(max(_COMPARE_S - took_s, _COMPARE_S / 3)):
+                begin_s = time.monotonic()
                 self.compare()
+                took_s = time.monotonic() - begin_s
 
         self._scrubbing.watch(stop)
         threading.Thread(target=run, name="remote-tables", daemon=True).start()
@@ -462,7 +465,7 @@ class RemoteTables:
 
     def _compare(self, replicas: Replicas) -> None:
         found = replicas.compare()
-        self._core.set_in_sync(found.in_sync, found.seconds)
+        self._core.set_in_sync(found.as_of_s)
         if found.is_map_old:
             self._core.refresh()
 

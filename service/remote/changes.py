@@ -126,7 +126,8 @@ class TableChanges:
     """The writer and follower of row changes in one version's table in a cluster. Concurrency: any thread; calls block.
 
     listeners: are told of changed rows, those that this server wrote included.
-    on_heard: called each time that the follower has read all changes that a node has.
+    on_heard: called each time that the follower has read all changes up to a moment, with this moment on
+    time.monotonic().
     applied: deltas and upserts that this server wrote. refused: upserts that the cluster did not take; refusal: why it
     did not take the newest upsert, "" if it did.
 
@@ -142,7 +143,7 @@ class TableChanges:
         self._fingerprint = fingerprint
         self._slot = slot_of(layout.record)
         self.listeners: list[Listener] = []
-        self.on_heard: Callable[[], None] | None = None
+        self.on_heard: Callable[[float], None] | None = None
         self.applied = 0
         self.refused = 0
         self.refusal = ""
@@ -245,7 +246,7 @@ class TableChanges:
         # The range that is read from the stream of changes begins with the entry that the listeners heard last: if the
         # stream still has it, the server has missed no entry behind it.
         told_and_new = self._command("XRANGE", "changes", told.name.decode(), "+", "COUNT", _READ_ENTRIES)
-        found, held = self._primaries.read([told_and_new, self._command("HKEYS", "held")], end_s)
+        (found, held), as_of_s = self._primaries.read_as_of([told_and_new, self._command("HKEYS", "held")], end_s)
         entries = [_Entry.of(one) for one in found]
         if told is _BEGIN:
             is_known = not entries or entries[0].name == _FIRST
@@ -260,7 +261,7 @@ class TableChanges:
             self.begin(end_s)
             self._tell(None)
         if self.on_heard is not None and len(entries) < _READ_ENTRIES:
-            self.on_heard()
+            self.on_heard(as_of_s)
         now_s = time.monotonic()
         names = [name.decode() for name in held]
         self._held = {name: self._held.get(name, now_s) for name in names}

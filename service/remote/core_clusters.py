@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -92,7 +93,8 @@ class Found(NamedTuple):
     why: str
 
 
-# For how many seconds cached rows are valid after the server last read the changes of their table.
+# How many seconds old a row may be. A table's cached rows are valid for so long after the moment up to which the server
+# has read all changes; a replica is read for so long after the moment up to which it has all changes of its primary.
 FRESH_S = 2.0
 
 
@@ -127,9 +129,11 @@ class Clusters:
         """Removes [N] int64 changed rows of a table from the cache; None: all its rows. Default rows are read again."""
         self.core.forget(*subject, None if ids is None else ids.tolist())
 
-    def heard(self, subject: Subject) -> None:
-        """Extends the time for which cached rows of a table are valid: all its changes were read."""
-        self.core.heard(*subject)
+    def heard(self, subject: Subject, as_of_s: float) -> None:
+        """Extends the time for which cached rows of a table are valid: all its changes up to a moment on
+        time.monotonic() were read.
+        """
+        self.core.heard(*subject, time.monotonic() - as_of_s)
 
     def lost(self, subject: Subject) -> tuple[list[int], int, int]:
         """Returns the blocks that lacked a row that was read since the last call, and the numbers of reads and of
@@ -137,9 +141,10 @@ class Clusters:
         """
         return self.core.lost(*subject)
 
-    def set_in_sync(self, nodes: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Lets rows of the given replicas be read for `seconds` from now."""
-        self.core.set_in_sync(list(nodes), seconds)
+    def set_in_sync(self, as_of_s: Mapping[tuple[str, int], float]) -> None:
+        """Lets rows of replicas be read until FRESH_S after the moment up to which each has all changes."""
+        end_s = FRESH_S - time.monotonic()
+        self.core.set_in_sync([(*node, moment_s + end_s) for node, moment_s in as_of_s.items()])
 
     def refresh(self) -> None:
         """Asks each Valkey or Redis cluster for its map of hash slots to nodes; blocks."""

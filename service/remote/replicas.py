@@ -1,8 +1,8 @@
-"""Finds the replicas that have all changes of their primaries, so that their rows are not old.
+"""Finds up to which moment each replica has all changes of its primary, so that its rows are not old.
 
 The server compares how far a primary and its replica are in the stream of their replication. A primary that refuses
-connections takes no changes: a replica that was in sync until then stays so. If a primary does not answer this server,
-a replica counts that says itself that it heard from this primary a second ago.
+connections takes no changes: a replica that had all stays so. If a primary does not answer this server, its replica
+counts for as long as it gets more of the stream.
 """
 
 from __future__ import annotations
@@ -15,49 +15,43 @@ from typing import Any, NamedTuple
 
 import redis
 
+from service.remote.core_clusters import FRESH_S
 from service.remote.topology import Node, Topology, Unreachable, node_client
 
-# For how many seconds the rows of a replica may be read after the server began to compare it with its primary.
-SYNC_S = 1.0
 # _REPORT_S: longest wait, in seconds, for one node's reply to INFO replication. _MOST_THREADS: largest number of
 # primaries whose replicas are compared at the same time.
 _REPORT_S = 0.3
 _MOST_THREADS = 16
-# If the primary does not answer this server, a replica that heard from the primary at most this many whole seconds ago
-# counts as in sync.
-_HEARD_S = 1
 
 
 class Report(NamedTuple):
     """A node's reply to INFO replication: its role, and how far it is in the replication stream.
 
-    history: name of the sequence of changes that the node follows or makes; a primary that takes over gives it a new
-    name. offset: how far the node is in it, in bytes. heard_s: seconds since a replica heard from its primary; None
-    for a replica that is cut from it.
+    asked_s: when the server asked, on time.monotonic(). history: name of the sequence of changes that the node follows
+    or makes; a primary that takes over gives it a new name. offset: how far the node is in it, in bytes.
     """
 
+    asked_s: float
     is_primary: bool
     history: str
     offset: int
-    heard_s: int | None
 
     @staticmethod
-    def of(found: Mapping[str, Any]) -> Report:
-        is_primary, is_linked = found["role"] == "master", found.get("master_link_status") == "up"
+    def of(found: Mapping[str, Any], asked_s: float) -> Report:
+        is_primary = found["role"] == "master"
         # A replica that was never in sync reports no offset, which is stored as -1.
         offset = int(found.get("master_repl_offset" if is_primary else "slave_repl_offset", -1))
-        heard_s = int(found["master_last_io_seconds_ago"]) if is_linked else None
-        return Report(is_primary, str(found["master_replid"]), offset, heard_s)
+        return Report(asked_s, is_primary, str(found["master_replid"]), offset)
 
 
 class Found(NamedTuple):
-    """The result of comparing replicas with their primaries. in_sync: replicas that may be read for `seconds` from now.
+    """The result of comparing replicas with their primaries. as_of_s: replica -> the moment on time.monotonic() up to
+    which it has all changes of its primary, if this is later than was known.
 
     is_map_old: whether a node reports another role than the map of slots has for it.
     """
 
-    in_sync: list[Node]
-    seconds: float
+    as_of_s: dict[Node, float]
     is_map_old: bool
 
 
@@ -69,49 +63,53 @@ class Replicas:
         # Each client has one connection, because one caller at a time asks a node.
         self._clients: dict[Node, Any] = {}
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "replicas")
-        # Replica -> whether it was in sync when it was last compared with its primary.
-        self._was_in_sync: dict[Node, bool] = {}
+        # The newest report of each node, and of each primary the newest one in which it says that it is a primary.
+        self._reports: dict[Node, Report] = {}
+        self._primaries: dict[Node, Report] = {}
 
     def compare(self) -> Found:
-        """Compares each replica with its primary; returns the replicas that are in sync, and notes them in the
-        topology.
-        """
-        until_s = time.monotonic() + SYNC_S
+        """Compares each replica with its primary; returns what it has found, and notes it in the topology."""
         groups = [group for group in self._topology.groups() if group[1]]
         found = list(self._threads.map(self._of_group, groups))
-        in_sync = [node for nodes, _ in found for node in nodes]
-        self._topology.set_in_sync(in_sync, until_s)
-        seconds, is_map_old = max(until_s - time.monotonic(), 0.0), any(is_old for _, is_old in found)
+        as_of_s = {node: moment_s for moments_s, _ in found for node, moment_s in moments_s.items()}
+        self._topology.set_as_of_s(as_of_s)
+        is_map_old = any(is_old for _, is_old in found)
         if is_map_old:
             with suppress(Unreachable):
                 self._topology.refresh(time.monotonic() + self._topology.address.timeout_s)
-        return Found(in_sync, seconds, is_map_old)
+        return Found(as_of_s, is_map_old)
 
-    def _of_group(self, group: tuple[Node, list[Node]]) -> tuple[list[Node], bool]:
-        """Returns a primary's replicas that are in sync, and whether one of these nodes has another role than in the
-        map of hash slots.
+    def _of_group(self, group: tuple[Node, list[Node]]) -> tuple[dict[Node, float], bool]:
+        """Returns the moments up to which a primary's replicas have all changes, and whether one of these nodes has
+        another role than in the map of hash slots.
         """
-        # The primary is asked before its replicas, so that a replica in sync has all changes that the primary had made
-        # when it replied.
+        # The primary is asked before its replicas, so that a replica that is as far has all changes that the primary
+        # had made when it was asked.
         primary, is_gone = None, False
         try:
             primary = self._report(group[0])
         except (OSError, redis.RedisError) as error:
-            # Unless it is gone, the primary is frozen, or the network between it and this server is down: a replica
-            # counts as in sync if it has itself heard from this primary within _HEARD_S seconds.
             is_gone = _is_refused(error)
-        in_sync, is_old = [], primary is not None and not primary.is_primary
+        is_answered = primary is not None and primary.is_primary
+        is_old = primary is not None and not primary.is_primary
+        if primary is not None and primary.is_primary:
+            self._primaries[group[0]] = primary
+        known, as_of_s = self._primaries.get(group[0]), {}
         for node in group[1]:
+            before = self._reports.get(node)
             try:
-                own = self._report(node)
+                own = self._reports[node] = self._report(node)
             except (OSError, redis.RedisError):
                 continue
             is_old |= own.is_primary
-            if not is_gone:
-                self._was_in_sync[node] = _is_in_sync(own, primary)
-            if own.is_primary or self._was_in_sync.get(node, False):
-                in_sync.append(node)
-        return in_sync, is_old
+            if own.is_primary:
+                # The node took over, or has not heard yet that another one did, which then answers as the primary.
+                moment_s = float("-inf") if is_answered else own.asked_s
+            else:
+                moment_s = has_all_s(own, before, known, is_gone=is_gone, as_of_s=self._topology.as_of_s(node))
+            if moment_s > self._topology.as_of_s(node):
+                as_of_s[node] = moment_s
+        return as_of_s, is_old
 
     def _report(self, node: Node) -> Report:
         """Returns a node's reply to INFO replication; raises OSError, redis.RedisError."""
@@ -125,8 +123,9 @@ class Replicas:
         return self._ask(node, node_client(self._topology.address, node, _REPORT_S))
 
     def _ask(self, node: Node, client: Any) -> Report:
+        asked_s = time.monotonic()
         try:
-            report = Report.of(client.info("replication"))
+            report = Report.of(client.info("replication"), asked_s)
         except BaseException:
             client.close()
             raise
@@ -139,7 +138,24 @@ def _is_refused(error: Exception) -> bool:
     return isinstance(error.__context__, ConnectionRefusedError)
 
 
-def _is_in_sync(replica: Report, primary: Report | None) -> bool:
-    if primary is not None and primary.is_primary:
-        return replica.history == primary.history and replica.offset >= primary.offset
-    return replica.heard_s is not None and replica.heard_s <= _HEARD_S
+def has_all_s(own: Report, before: Report | None, known: Report | None, *, is_gone: bool, as_of_s: float) -> float:
+    """Returns the moment up to which a replica has all changes of its primary, as far as its reports show it.
+
+    Args:
+      own, before: its newest report, and the one before.
+      known: the primary's newest report.
+      is_gone: whether no process listens on the primary's port.
+      as_of_s: what is known of the replica already.
+    """
+    if known is None or own.history != known.history or own.offset < known.offset:
+        return as_of_s
+    if as_of_s < known.asked_s <= own.asked_s - FRESH_S:
+        # The replica was behind when the primary answered last, so what it gets now may be as late.
+        return as_of_s
+    if is_gone and own.asked_s < as_of_s + FRESH_S:
+        return own.asked_s
+    if before is not None and before.history == own.history and before.offset < own.offset:
+        # The primary does not answer this server. What the replica got between both reports, the primary sent after
+        # the first one.
+        return max(as_of_s, known.asked_s, before.asked_s)
+    return max(as_of_s, known.asked_s)

@@ -18,6 +18,7 @@ from redis.retry import Retry
 
 from service.errors import TableUnreachable
 from service.remote.address import StoreAddress
+from service.remote.core_clusters import FRESH_S
 from service.remote.layout import NUM_SLOTS, TableLayout, slot_of
 
 Node = tuple[str, int]
@@ -106,6 +107,9 @@ def _options(address: StoreAddress, timeout_s: float) -> dict[str, Any]:
 # seconds between two reads of the map of hash slots to nodes.
 _BREAK_S = 0.5
 _REFRESH_S = 0.1
+# For how many seconds after the last map of hash slots none of an earlier epoch counts. Only a cluster that was made
+# anew has one for longer.
+_EPOCH_S = 30.0
 # Seconds for which other nodes are asked before a node that failed the regular check look(): until the next check.
 _LOOK_BREAK_S = 2.0
 
@@ -153,6 +157,18 @@ class _Map(NamedTuple):
     failed: tuple[Node, ...] = ()
 
 
+class _Told(NamedTuple):
+    """A node's map of hash slots, with what the node knows of its cluster.
+
+    epoch: a number that grows with each takeover and each slot that moves. is_whole: whether the node hears most of the
+    primaries, and knows of no slots without a primary. 0 and True if the user may not ask for it.
+    """
+
+    map: _Map
+    epoch: int
+    is_whole: bool
+
+
 class NodeStatus(NamedTuple):
     """The status of one cluster node. num_slots: number of its hash slots; 0 if other nodes have marked it as failed.
 
@@ -173,13 +189,14 @@ class Topology:
         self.address = address
         self._map = _Map((), (), (-1,) * NUM_SLOTS)
         self._down: dict[Node, float] = {}
-        # Replica -> time on time.monotonic() until which its rows may be read.
-        self._in_sync: dict[Node, float] = {}
+        # Replica -> moment on time.monotonic() up to which it has all changes of its primary.
+        self._as_of_s: dict[Node, float] = {}
         # Slot -> its primary, as moved() has seen it last, and the map then; empty before the first call.
         self._known: list[Node | None] = []
         self._compared = self._map
         self._changing = threading.Lock()
         self._asked_s = float("-inf")
+        self._epoch = 0
 
     def holders(self, slot: int) -> tuple[Node, ...]:
         """Returns the nodes of a hash slot, the primary first, or without the primary if it has failed."""
@@ -206,14 +223,16 @@ class Topology:
         return [(primary, [node for node in nodes if node != primary]) for primary, nodes in pairs if primary]
 
     def is_in_sync(self, node: Node) -> bool:
-        """Says whether a replica's rows may be read now: the server found the replica in sync at most SYNC_S seconds
-        ago.
-        """
-        return time.monotonic() < self._in_sync.get(node, 0.0)
+        """Says whether a replica's rows may be read now: it has all changes that its primary made until FRESH_S ago."""
+        return time.monotonic() < self.as_of_s(node) + FRESH_S
 
-    def set_in_sync(self, nodes: Iterable[Node], until_s: float) -> None:
-        """Lets rows of the given replicas be read until a time on time.monotonic(); other replicas keep their time."""
-        self._in_sync.update(dict.fromkeys(nodes, until_s))
+    def as_of_s(self, node: Node) -> float:
+        """Returns the moment on time.monotonic() up to which a replica is known to have all changes of its primary."""
+        return self._as_of_s.get(node, float("-inf"))
+
+    def set_as_of_s(self, moments_s: Mapping[Node, float]) -> None:
+        """Notes the moments up to which replicas have all changes of their primaries."""
+        self._as_of_s.update(moments_s)
 
     def primary(self, slot: int) -> Node | None:
         """Returns the primary of a hash slot, whether it answers or not; None if no node of the hash slot is known."""
@@ -306,34 +325,55 @@ class Topology:
             if time.monotonic() < self._asked_s + _REFRESH_S:
                 return
             why = Reason("no node was asked")
+            best: _Told | None = None
             nodes = self.all_nodes()
             for node in sorted(nodes, key=self.is_down):
                 left_s = end_s - time.monotonic()
-                if left_s <= 0:
+                if left_s <= 0 or (best is not None and self.is_down(node)):
                     break
                 # While the map of hash slots is read, a node gets only a part of the time that is left, so that other
                 # nodes can be asked if this one hangs.
                 left_s = min(left_s, max(left_s / 3, self.address.node_timeout_s))
                 try:
-                    self._map = _map_of(_cluster_shards(self.address, node, left_s), node, self.address.has_tls)
+                    told = _ask_for_map(self.address, node, left_s)
                 except (OSError, redis.RedisError) as error:
                     why.note(error, node)
                     self.failed(node)
                     continue
-                self._asked_s = time.monotonic()
-                return
-            raise Unreachable(why)
+                if told.epoch < self._epoch and time.monotonic() < self._asked_s + _EPOCH_S:
+                    # The node was frozen, or is cut off from the others: it does not know which nodes took over
+                    # meanwhile.
+                    why.note(TimeoutError("its map of slots is outdated"), node)
+                    continue
+                if told.is_whole or best is None or told.epoch > best.epoch:
+                    best = told
+                if told.is_whole:
+                    break
+            if best is None:
+                raise Unreachable(why)
+            self._map, self._epoch, self._asked_s = best.map, best.epoch, time.monotonic()
 
 
-def _cluster_shards(address: StoreAddress, node: Node, timeout_s: float) -> list[dict[str, Any]] | None:
-    """Asks a node for the cluster's shards; None if the node is a server without a cluster. Raises OSError."""
+def _ask_for_map(address: StoreAddress, node: Node, timeout_s: float) -> _Told:
+    """Asks a node for its map of hash slots; a server without a cluster has all of them. Raises OSError."""
     with node_client(address, node, timeout_s) as client:
+        shards: list[dict[str, Any]] | None = None
+        info = _cluster_info(client)
         try:
-            return [_as_dict(shard) for shard in client.execute_command("CLUSTER SHARDS")]
+            shards = [_as_dict(shard) for shard in client.execute_command("CLUSTER SHARDS")]
         except redis.ResponseError as error:
-            if "cluster support disabled" in str(error):
-                return None
-            raise OSError(str(error)) from error
+            if "cluster support disabled" not in str(error):
+                raise OSError(str(error)) from error
+    epoch, state = int(info.get("cluster_current_epoch", 0)), info.get("cluster_state")
+    return _Told(_map_of(shards, node, address.has_tls), epoch, state != "fail")
+
+
+def _cluster_info(client: Any) -> Mapping[str, str]:
+    try:
+        return dict(client.execute_command("CLUSTER INFO"))
+    except redis.ResponseError:
+        # The node is a server without a cluster, or the user may not ask.
+        return {}
 
 
 def _map_of(shards: Sequence[dict[str, Any]] | None, asked: Node, has_tls: bool) -> _Map:
@@ -413,8 +453,8 @@ class Primaries:
         self._address = address
         self._topology = topology
         self._changing = threading.Lock()
-        # The clients of redis-py by (node, whether the client only reads).
-        self._clients: dict[tuple[Node, bool], Any] = {}
+        # The clients of redis-py by (node, whether the client only reads, whether the node is a replica).
+        self._clients: dict[tuple[Node, bool, bool], Any] = {}
 
     def run(self, commands: Sequence[Command], end_s: float) -> list[Any]:
         """Runs Valkey commands on the primaries of their hash slots; returns the replies in the order of the commands.
@@ -430,7 +470,14 @@ class Primaries:
 
         If the primary failed lately, a replica that is in sync is asked.
         """
-        return self._run(commands, end_s, has_copies=False, is_read=True)[0]
+        return self.read_as_of(commands, end_s)[0]
+
+    def read_as_of(self, commands: Sequence[Command], end_s: float) -> tuple[list[Any], float]:
+        """Runs commands as read() does; returns the replies, and the moment on time.monotonic() up to which they have
+        all changes.
+        """
+        replies, _, as_of_s = self._run(commands, end_s, has_copies=False, is_read=True)
+        return replies, as_of_s
 
     def write(self, commands: Sequence[Command], end_s: float) -> bool:
         """Runs Valkey commands that write; returns whether all known replicas have the writes. Raises Unreachable,
@@ -439,15 +486,15 @@ class Primaries:
         return self._run(commands, end_s, has_copies=True)[1]
 
     def close(self) -> None:
-        for node, is_read in list(self._clients):
-            self._drop(node, is_read)
+        for kind in list(self._clients):
+            self._drop(*kind)
 
     def _run(
         self, commands: Sequence[Command], end_s: float, *, has_copies: bool, is_read: bool = False
-    ) -> tuple[list[Any], bool]:
+    ) -> tuple[list[Any], bool, float]:
         answers: dict[int, Any] = {}
         asking: dict[int, Node] = {}
-        is_copied, why = True, Reason("no node of the slot is known")
+        is_copied, as_of_s, why = True, float("inf"), Reason("no node of the slot is known")
         while True:
             groups: dict[tuple[Node, bool], list[int]] = defaultdict(list)
             for place in range(len(commands)):
@@ -459,16 +506,19 @@ class Primaries:
             for (node, asks), places in groups.items():
                 for begin in range(0, len(places), _BATCH):
                     some = places[begin : begin + _BATCH]
+                    chosen = [commands[place] for place in some]
+                    is_replica = not asks and node != self._topology.primary(chosen[0].slot)
+                    asked_s = self._topology.as_of_s(node) if is_replica else time.monotonic()
+                    kind = (node, is_read, is_replica)
                     try:
-                        chosen = [commands[place] for place in some]
-                        found, has_all = self._ask(node, chosen, asks, has_copies, is_read, end_s)
+                        found, has_all = self._ask(kind, chosen, asks, has_copies, end_s)
                     except (redis.RedisError, OSError) as error:
-                        self._drop(node, is_read)
+                        self._drop(*kind)
                         if is_read and self._topology.num_replicas(node):
                             self._topology.failed(node)
                         why.note(error, node)
                         break
-                    is_copied = is_copied and has_all
+                    is_copied, as_of_s = is_copied and has_all, min(as_of_s, asked_s)
                     for place, answer in zip(some, found, strict=True):
                         if not isinstance(answer, Exception):
                             answers[place] = answer
@@ -481,7 +531,7 @@ class Primaries:
                         else:
                             raise Refused(f"{node[0]}:{node[1]}: {answer}")
             if len(answers) == len(commands):
-                return [answers[place] for place in range(len(commands))], is_copied
+                return [answers[place] for place in range(len(commands))], is_copied, as_of_s
             if time.monotonic() + _PAUSE_S >= end_s:
                 raise Unreachable(why)
             time.sleep(_PAUSE_S)
@@ -492,18 +542,22 @@ class Primaries:
                 raise Unreachable(why) from error
 
     def _ask(
-        self, node: Node, commands: Iterable[Command], asks: bool, has_copies: bool, is_read: bool, end_s: float
+        self, kind: tuple[Node, bool, bool], commands: Iterable[Command], asks: bool, has_copies: bool, end_s: float
     ) -> tuple[list[Any], bool]:
         """Returns a Valkey node's replies to commands, errors included, and whether all its known replicas have the
         writes.
+
+        Args:
+          kind: of the client, see _clients.
         """
+        node, _, is_replica = kind
         if end_s <= time.monotonic():
             raise TimeoutError("timed out")
         # A pipeline uses one connection, so the command WAIT at its end waits for the replication of its own writes.
-        with self._client(node, is_read).pipeline(transaction=False) as pipe:
-            if is_read:
-                # Without READONLY, a replica redirects reads to its primary. A server without cluster support refuses
-                # READONLY; this error is ignored.
+        with self._client(*kind).pipeline(transaction=False) as pipe:
+            if is_replica:
+                # Without READONLY, a replica redirects reads to its primary, also one that was a primary until another
+                # node took over. A server without cluster support refuses READONLY; this error is ignored.
                 pipe.execute_command("READONLY")
             for one in commands:
                 if asks:
@@ -513,7 +567,7 @@ class Primaries:
             if copies:
                 pipe.execute_command("WAIT", copies, _COPY_MS)
             answers = pipe.execute(raise_on_error=False)
-        if is_read:
+        if is_replica:
             answers = answers[1:]
         has_all = True
         if copies:
@@ -521,18 +575,19 @@ class Primaries:
             has_all = not isinstance(last, Exception) and last >= copies
         return (answers[1::2] if asks else answers), has_all
 
-    def _client(self, node: Node, is_read: bool) -> Any:
+    def _client(self, node: Node, is_read: bool, is_replica: bool) -> Any:
         with self._changing:
-            client = self._clients.get((node, is_read))
+            client = self._clients.get((node, is_read, is_replica))
             if client is None:
                 timeout_s = self._address.node_timeout_s if is_read else self._address.timeout_s
                 # The new redis-py client authenticates with the password that is in the password file now.
-                client = self._clients[node, is_read] = node_client(self._address, node, timeout_s, is_text=False)
+                client = node_client(self._address, node, timeout_s, is_text=False)
+                self._clients[node, is_read, is_replica] = client
             return client
 
-    def _drop(self, node: Node, is_read: bool) -> None:
+    def _drop(self, node: Node, is_read: bool, is_replica: bool) -> None:
         with self._changing:
-            client = self._clients.pop((node, is_read), None)
+            client = self._clients.pop((node, is_read, is_replica), None)
         if client is not None:
             client.close()
 

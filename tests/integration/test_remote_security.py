@@ -31,7 +31,7 @@ from tests.valkey_cluster import Cluster, Security, needs_program, until
 pytestmark = needs_program
 _PASSWORD = "first/pass@word;?"
 _ESCAPED = "first%2Fpass%40word%3B%3F"
-# The commands that docs/scaling.md requires of a cluster's user for a server without upserts.
+# The commands that docs/scaling.md names for the user of a server without upserts. Without CLUSTER INFO, it reads, too.
 _READ_COMMANDS = "+getrange +get +xrange +xrevrange +hkeys +cluster|shards +info +ping +readonly".split()
 
 

@@ -121,9 +121,10 @@ impl Clusters {
         }
     }
 
-    /// Calls [`RemoteTable::heard`] for an open table, because the server has just read all changes of this table.
-    pub fn heard(&self, model: &str, version: i64, table: &str) {
-        self.named(model, version, table).for_each(|one| one.heard());
+    /// Calls [`RemoteTable::heard`] for an open table, because the server has read all changes of this table up to
+    /// `age` ago.
+    pub fn heard(&self, model: &str, version: i64, table: &str, age: Duration) {
+        self.named(model, version, table).for_each(|one| one.heard(age));
     }
 
     /// Returns the blocks of an open table that lacked a row that was read since the last call, and the table's numbers
@@ -140,10 +141,11 @@ impl Clusters {
         found
     }
 
-    /// Records replicas, by host and port, that are in sync with their primaries: rows may be read from them for `time`
-    /// from now on.
-    pub fn set_in_sync(&self, nodes: &[(String, u16)], time: Duration) {
-        self.in_sync.set(nodes.iter().map(|(host, port)| Node::new(host, *port)), network::now() + time);
+    /// Records replicas, by host and port, that are in sync with their primaries, and for how long from now on rows may
+    /// be read from each.
+    pub fn set_in_sync(&self, nodes: impl IntoIterator<Item = (String, u16, Duration)>) {
+        let now = network::now();
+        self.in_sync.set(nodes.into_iter().map(|(host, port, time)| (Node::new(&host, port), now + time)));
     }
 
     /// Returns an open table by the tag of its keys and its version; None if it is not open.

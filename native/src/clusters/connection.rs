@@ -80,6 +80,9 @@ pub(super) struct Connection {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+    /// Whether the connection has sent READONLY. Otherwise a node that is a replica answers no reads, because it may lack
+    /// changes.
+    is_for_replica: bool,
     /// Whether an earlier read used the connection. Since then, the node's process may have ended.
     pub(super) is_reused: bool,
     /// Number of answers that the next read must skip first: they belong to an earlier read, which another node
@@ -88,11 +91,12 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Opens a connection to a node of the cluster, and logs in.
+    /// Opens a connection to a node of the cluster, and logs in. `is_for_replica`: the node answers reads as a replica,
+    /// too.
     ///
     /// # Errors
     /// The node does not answer before `until`, or refuses the user.
-    pub(super) fn open(node: &Node, address: &Address, until: Instant) -> io::Result<Self> {
+    pub(super) fn open(node: &Node, is_for_replica: bool, address: &Address, until: Instant) -> io::Result<Self> {
         let socket = connect(&node.host, node.port, until)?;
         let stream = if address.has_tls {
             let name = ServerName::try_from(node.host.to_string()).map_err(other)?;
@@ -101,8 +105,8 @@ impl Connection {
         } else {
             Stream::Plain(socket)
         };
-        let mut opened =
-            Connection { stream, buffer: vec![0; BUFFER_BYTES], start: 0, end: 0, is_reused: false, owed: 0 };
+        let buffer = vec![0; BUFFER_BYTES];
+        let mut opened = Connection { stream, buffer, start: 0, end: 0, is_for_replica, is_reused: false, owed: 0 };
         opened.greet(address, until)?;
         Ok(opened)
     }
@@ -115,15 +119,15 @@ impl Connection {
             greetings.push(words.into_iter().filter(|word| !word.is_empty()).collect());
         }
         // A replica answers reads only after the command READONLY; without it, the replica sends its readers to the
-        // primary. A primary ignores the command.
-        greetings.push(vec!["READONLY"]);
+        // primary. PING shows whether a node needs a password.
+        greetings.push(vec![if self.is_for_replica { "READONLY" } else { "PING" }]);
         let bytes: Vec<u8> = greetings.iter().flat_map(|words| command(words)).collect();
         self.send(&bytes, until)?;
         for _ in greetings {
             if let OwnedFrame::Error(text) = self.answer(until)? {
                 // The refusal of READONLY by a server without cluster mode is ignored, because such a server needs no
                 // READONLY.
-                if !is_single(&text) {
+                if !is_single(&text) && !is_passing(&text) {
                     return Err(io::Error::new(ErrorKind::ConnectionRefused, text));
                 }
             }
@@ -212,6 +216,11 @@ impl Connection {
         Ok(())
     }
 
+    /// Says whether a node answers reads on the connection also if it is a replica.
+    pub(super) fn is_for_replica(&self) -> bool {
+        self.is_for_replica
+    }
+
     /// Says whether the connection has no received bytes that are not parsed yet.
     pub(super) fn is_idle(&self) -> bool {
         self.start == self.end
@@ -242,6 +251,14 @@ impl Connection {
             }
         }
     }
+}
+
+/// Kinds of error answers after which another try may succeed: the slot map is outdated, or a node is not ready yet.
+const PASSING: [&str; 6] = ["MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN"];
+
+/// Says whether a command may succeed later, or on another node, that a node answered with this error.
+pub(super) fn is_passing(error: &str) -> bool {
+    PASSING.contains(&error.split(' ').next().unwrap_or_default())
 }
 
 /// Says whether a node's error tells that it is a single server without cluster mode.

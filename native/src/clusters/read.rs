@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use redis_protocol::resp2::types::OwnedFrame;
 
-use super::connection::{Connection, Node, Reason, Reply, command};
+use super::connection::{Connection, Node, Reason, Reply, command, is_passing};
 use super::network::{self, late};
 use super::remote_table::RemoteTable;
 use super::topology::Topology;
@@ -24,8 +24,6 @@ const MOST_COMMANDS: usize = 4096;
 const PAUSE: Duration = Duration::from_millis(10);
 /// Longest time to connect and send to a hedged read's second node, because the first may answer at any moment.
 const SECOND_CONNECT: Duration = Duration::from_millis(20);
-/// Kinds of error answers after which another try may succeed: the slot map is outdated, or a node is not ready yet.
-const PASSING: [&str; 6] = ["MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN"];
 
 /// A list of rows of one table that a read must get, with the buffer for the rows.
 pub struct Want<'t> {
@@ -258,7 +256,7 @@ impl Task<'_, '_> {
     }
 
     /// Says whether one of the missing rows can not be read: no node is being asked for this row, and each node of its
-    /// slot failed a moment ago or answered without the row.
+    /// slot failed a moment ago, or each either failed or answered without the row, the primary among the latter.
     fn is_hopeless(&mut self) -> bool {
         let map = self.topology.map();
         for &item in &self.left {
@@ -279,10 +277,15 @@ impl Task<'_, '_> {
             if !nodes.iter().all(|node| lacking.contains(node) || self.topology.is_down(node)) {
                 continue;
             }
-            if nodes.iter().all(|node| lacking.contains(node)) {
+            if map.primary(slot).is_some_and(|primary| lacking.contains(primary)) {
                 self.why = Reason::refusal(self.lost.clone());
+                return true;
             }
-            return true;
+            // A replica lacks a key that has moved away while its slot moves. Only the primary knows where the key is, so
+            // the read asks the primary again until its time is over.
+            if lacking.is_empty() {
+                return true;
+            }
         }
         false
     }
@@ -294,11 +297,9 @@ impl Task<'_, '_> {
         let mut asked = Vec::with_capacity(groups.len());
         for Group { node, asks, is_primary, items } in groups {
             for some in items.chunks(MOST_COMMANDS) {
-                match self.send(&node, asks, some, self.node_until()) {
-                    Ok(connection) => {
-                        let group = Group { node: node.clone(), asks, is_primary, items: some.to_vec() };
-                        asked.push(self.asked(group, connection));
-                    }
+                let group = Group { node: node.clone(), asks, is_primary, items: some.to_vec() };
+                match self.send(&group, self.node_until()) {
+                    Ok(connection) => asked.push(self.asked(group, connection)),
                     Err((error, is_reused)) => {
                         self.left.extend_from_slice(some);
                         self.failed(&node, &error, is_reused);
@@ -409,8 +410,10 @@ impl Task<'_, '_> {
         }
         self.hedges += 1;
         let until = self.node_until().min(network::now() + SECOND_CONNECT);
-        match self.send(node, false, &group.items, until) {
-            Ok(connection) => Some((node.clone(), connection)),
+        let is_primary = map.primary(slot) == Some(node);
+        let second = Group { node: node.clone(), asks: false, is_primary, items: group.items.clone() };
+        match self.send(&second, until) {
+            Ok(connection) => Some((second.node, connection)),
             Err((error, is_reused)) => {
                 self.failed(node, &error, is_reused);
                 None
@@ -496,13 +499,17 @@ impl Task<'_, '_> {
         (groups, needs_map)
     }
 
-    /// Sends the commands that read some rows. An error comes with a flag: whether an earlier read used the connection.
-    fn send(&self, node: &Node, asks: bool, items: &[Item], until: Instant) -> Result<Connection, (io::Error, bool)> {
-        let mut connection = self.topology.connection(node, until).map_err(|error| (error, false))?;
+    /// Sends the commands that read a group's rows. An error comes with a flag: whether an earlier read used the
+    /// connection.
+    fn send(&self, group: &Group, until: Instant) -> Result<Connection, (io::Error, bool)> {
+        // A primary is asked on a connection without READONLY. If another node took over, which the server does not know
+        // yet, the former primary then answers MOVED, and no rows that may be old.
+        let connection = self.topology.connection(&group.node, !group.is_primary, until);
+        let mut connection = connection.map_err(|error| (error, false))?;
         let asking = command(&["ASKING"]);
-        let mut commands = Vec::with_capacity(items.len() * 128);
-        for item in items {
-            if asks {
+        let mut commands = Vec::with_capacity(group.items.len() * 128);
+        for item in &group.items {
+            if group.asks {
                 commands.extend_from_slice(&asking);
             }
             let want = &self.wants[item.want as usize];
@@ -534,7 +541,7 @@ impl Task<'_, '_> {
                 Reply::Row => {}
                 Reply::Other(frame) => {
                     self.left.push(item);
-                    is_old |= self.judge(&group.node, item, &frame);
+                    is_old |= self.judge(group, item, &frame);
                 }
             }
             *read += 1;
@@ -543,11 +550,12 @@ impl Task<'_, '_> {
     }
 
     /// Handles a node's answer that has no row, such as an error; returns true if the slot map may be outdated.
-    fn judge(&mut self, node: &Node, item: Item, frame: &OwnedFrame) -> bool {
+    fn judge(&mut self, group: &Group, item: Item, frame: &OwnedFrame) -> bool {
+        let node = &group.node;
         let OwnedFrame::Error(text) = frame else {
             let is_short = matches!(frame, OwnedFrame::BulkString(bytes) if !bytes.is_empty());
             let fault = if is_short { "is cut short" } else { "is not in the cluster, or ends before the row" };
-            self.lost(node, item, fault);
+            self.lost(group, item, fault);
             return true;
         };
         self.why = Reason::passing(format!("{node}: {text}"));
@@ -560,21 +568,26 @@ impl Task<'_, '_> {
             self.asking.insert(item, Node::new(host, port));
             return false;
         }
-        if PASSING.contains(&kind) {
+        if is_passing(text) {
             return true;
         }
         let fault = if kind == "WRONGTYPE" { "is of another type" } else { &*format!("can not be read: {text}") };
-        self.lost(node, item, fault);
+        self.lost(group, item, fault);
         false
     }
 
-    /// Notes that a node lacks a row, although the node holds the row's slot.
-    fn lost(&mut self, node: &Node, item: Item, fault: &str) {
-        self.lacking.entry(item).or_default().push(node.clone());
+    /// Notes that a node lacks a row, although the node holds the row's slot. Only if the node is a primary, the row is
+    /// lost: a replica also lacks keys that move to another node.
+    fn lost(&mut self, group: &Group, item: Item, fault: &str) {
+        self.lacking.entry(item).or_default().push(group.node.clone());
         let want = &self.wants[item.want as usize];
         let id = want.ids[item.position as usize];
+        let place = want.table.place(id);
+        if !group.is_primary {
+            return self.why.note(Reason::passing(format!("{place} {fault} at the replica {}", group.node)));
+        }
         want.table.note_lost(id);
-        self.lost = format!("{} {fault}; run \"model-export push\"", want.table.place(id));
+        self.lost = format!("{place} {fault}; run \"model-export push\"");
         self.why = Reason::refusal(self.lost.clone());
     }
 

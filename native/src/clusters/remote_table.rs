@@ -87,10 +87,11 @@ pub struct RemoteTable {
     default_rows: Vec<(u64, ArcSwapOption<Vec<u8>>)>,
     /// Whether [`Self::read_stale`] may replace a row that can not be read by the table's cached row, however old.
     pub(super) serves_stale: bool,
-    /// For how long cached rows of this table are valid after the server last read the table's changes; None: always.
+    /// For how long cached rows of this table are valid after the time up to which the server has read all changes of the
+    /// table; None: always.
     fresh: Option<Duration>,
     opened: Instant,
-    /// Time at which the server last read the table's changes, in milliseconds after the table was opened.
+    /// Time up to which the server has read all changes of the table, in milliseconds after the table was opened.
     heard_ms: AtomicU64,
     /// For each shard, the hash slot of the cluster in which the shard's keys lie.
     slots: Vec<u16>,
@@ -211,12 +212,14 @@ impl RemoteTable {
         self.counters.default_rows.fetch_add(count as u64, Relaxed);
     }
 
-    /// Records that the server has just read the table's changes, so that cached rows stay valid for a while.
-    pub(super) fn heard(&self) {
-        self.heard_ms.store(u64::try_from((network::now() - self.opened).as_millis()).unwrap_or(u64::MAX), Relaxed);
+    /// Records that the server has read all changes of the table up to `age` ago, so that cached rows stay valid for a
+    /// while.
+    pub(super) fn heard(&self, age: Duration) {
+        let at = (network::now() - self.opened).saturating_sub(age);
+        self.heard_ms.fetch_max(u64::try_from(at.as_millis()).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// Says whether cached rows are valid: the server read the table's changes less than `fresh` ago, or `fresh` is
+    /// Says whether cached rows are valid: the server has read all changes up to less than `fresh` ago, or `fresh` is
     /// None.
     fn is_followed(&self) -> bool {
         let since =

@@ -95,7 +95,8 @@ impl Server {
     /// Writes one block of a table.
     fn set(&self, tag: &str, block: usize, value: &[u8]) {
         let until = Instant::now() + Duration::from_secs(5);
-        let mut connection = Connection::open(&self.node(), &self.description(tag, Vec::new()).address, until).unwrap();
+        let mut connection =
+            Connection::open(&self.node(), false, &self.description(tag, Vec::new()).address, until).unwrap();
         let key = format!("{tag}{:04x}}}{block:08x}", block % 4);
         let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n", key.len(), value.len());
         connection.send(&[head.as_bytes(), value, b"\r\n"].concat(), until).unwrap();
@@ -267,7 +268,7 @@ fn rows_whose_changes_are_not_heard_are_read_anew_and_served_only_where_the_tabl
     // repeated.
     let holds_when_heard = || {
         (0..1000).any(|_| {
-            clusters.heard("m", 1, "t");
+            clusters.heard("m", 1, "t", Duration::ZERO);
             Want::new(&strict, vec![1]).left.is_empty()
         })
     };
@@ -344,11 +345,11 @@ fn primary_and_replica(
     (description.address.timeout_ms, description.address.node_timeout_ms) = (60_000, node_timeout_ms);
     let table = clusters.open("m", 1, "t", ROWS, &description);
     table.topology.set_one_holder(vec![primary.node(), replica.node()]);
-    clusters.set_in_sync(&[("127.0.0.1".to_owned(), replica.port)], Duration::from_secs(3600));
+    clusters.set_in_sync([("127.0.0.1".to_owned(), replica.port, Duration::from_secs(3600))]);
     // A hedged read waits only briefly for a new connection to the second node, so the test opens the connection
     // before.
     let until = Instant::now() + Duration::from_secs(60);
-    let connection = table.topology.connection(&replica.node(), until).unwrap();
+    let connection = table.topology.connection(&replica.node(), true, until).unwrap();
     table.topology.give_back(&replica.node(), connection);
     for id in 0..40 {
         assert_eq!(read_one(&table, &[id]).0, row(id as usize));
@@ -388,7 +389,7 @@ fn a_slow_nodes_rows_are_asked_of_its_replica_within_the_budget() {
 #[test]
 fn a_replica_that_is_not_in_sync_is_not_asked() {
     let Some((primary, replica, clusters, table)) = primary_and_replica(Some("{es:m/t/f/"), 200) else { return };
-    let is_in_sync = |time| clusters.set_in_sync(&[("127.0.0.1".to_owned(), replica.port)], time);
+    let is_in_sync = |time| clusters.set_in_sync([("127.0.0.1".to_owned(), replica.port, time)]);
     is_in_sync(Duration::ZERO);
     let hedged_before = hedges(&clusters).0;
     (0..100).for_each(|_| table.topology.budget.earn());
@@ -445,6 +446,21 @@ fn a_replica_without_the_versions_rows_is_not_believed() {
     let (asked, won, errors) = hedges(&clusters);
     assert_eq!((asked - hedged_before, won, errors), (1, 0, 0));
     assert_eq!(Want::new(&table, vec![60]).left, [0_u32; 0], "the primary's row is cached");
+}
+
+#[test]
+fn a_row_that_only_a_replica_lacks_is_not_lost() {
+    // A replica lacks a key that has moved away with its slot. Only the primary, which is frozen, knows that.
+    let Some((primary, _replica, clusters, table)) = primary_and_replica(Some("{es:m/t/e/"), 200) else { return };
+    primary.signal("-STOP");
+    let mut wants = [Want::new(&table, vec![60])];
+    let why = read(&mut wants, Some(Instant::now() + Duration::from_millis(900)));
+    assert_eq!(wants[0].left, [0]);
+    assert!(why.ends_with("timed out"), "{why}");
+    assert_eq!(clusters.lost("m", 1, "t").0, [0_u64; 0]);
+    primary.signal("-CONT");
+    let (rows, left, _) = read_one(&table, &[60]);
+    assert_eq!((rows, left), (rows_of(&[60]), vec![]));
 }
 
 #[test]

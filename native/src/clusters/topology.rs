@@ -23,6 +23,9 @@ const NUM_SLOTS: usize = 16384;
 const BREAK: Duration = Duration::from_millis(500);
 /// After a node gave the slot map, the server asks no node for the map again for this time.
 const REFRESH: Duration = Duration::from_millis(100);
+/// For how long after the last slot map the server takes none of an earlier epoch. Only a cluster that was made anew has
+/// one for longer.
+const EPOCH: Duration = Duration::from_secs(30);
 /// The server closes a connection on which a node owes more answers than this.
 const MOST_OWED: usize = 1 << 14;
 /// Maximal number of idle connections that the server keeps for each node of a cluster.
@@ -57,16 +60,16 @@ impl Map {
 }
 
 /// The replicas of all clusters that were in sync with their primaries; for each replica, the time until which reads
-/// may ask it for rows. Concurrency: any thread. `service/remote/replicas.py` decides which replicas are in sync.
+/// may ask it for rows. Concurrency: any thread. `service/remote/replicas.py` finds these times.
 #[derive(Debug, Default)]
 pub(super) struct InSync(Mutex<HashMap<Node, Instant>>);
 
 impl InSync {
-    /// Notes that the rows of these replicas may be read until the time `until`.
-    pub(super) fn set(&self, nodes: impl Iterator<Item = Node>, until: Instant) {
+    /// Notes until when the rows of these replicas may be read.
+    pub(super) fn set(&self, nodes: impl Iterator<Item = (Node, Instant)>) {
         let mut known = lock(&self.0);
         known.retain(|_, until| network::now() < *until);
-        known.extend(nodes.map(|node| (node, until)));
+        known.extend(nodes);
     }
 
     fn has(&self, node: &Node) -> bool {
@@ -87,7 +90,8 @@ pub(super) struct Topology {
     /// Nodes that failed, and the time until which reads avoid each of them.
     down: Mutex<HashMap<Node, Instant>>,
     has_down: AtomicBool,
-    idle: Mutex<HashMap<Node, Vec<Connection>>>,
+    /// Idle connections to nodes, by whether a node answers reads on them also if it is a replica.
+    idle: Mutex<HashMap<(Node, bool), Vec<Connection>>>,
     asked: Mutex<Asked>,
     /// How long the recent answers of each node took.
     times: Mutex<HashMap<Node, Times>>,
@@ -98,12 +102,23 @@ pub(super) struct Topology {
     pub(super) tables: Mutex<Vec<Weak<dyn ForgetSlots>>>,
 }
 
-/// When a node last gave the slot map, and when all nodes last failed to give it; and the last known primary of each slot.
+/// When a node last gave the slot map, and when all nodes last failed to give it; the cluster's epoch in the node that gave
+/// it; and the last known primary of each slot.
 #[derive(Default)]
 struct Asked {
     at: Option<Instant>,
+    epoch: u64,
     in_vain: Option<Instant>,
     primaries: Vec<Option<Node>>,
+}
+
+/// A node's slot map, with what the node knows of its cluster; 0 and true if the user may not ask for it.
+struct Told {
+    /// A number that grows with each takeover and each slot that moves.
+    epoch: u64,
+    /// Whether the node hears most of the primaries, and knows of no slots without a primary.
+    is_whole: bool,
+    map: Map,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -177,13 +192,14 @@ impl Topology {
         }
     }
 
-    /// Returns an idle connection to a node, or opens a new one.
+    /// Returns an idle connection to a node, or opens a new one. `is_for_replica`: the node answers reads as a replica,
+    /// too.
     ///
     /// # Errors
     /// A new connection is not open before `until`, or the node refuses the user.
-    pub(super) fn connection(&self, node: &Node, until: Instant) -> io::Result<Connection> {
-        let idle = lock(&self.idle).get_mut(node).and_then(Vec::pop);
-        idle.map_or_else(|| Connection::open(node, &self.address, until), Ok)
+    pub(super) fn connection(&self, node: &Node, is_for_replica: bool, until: Instant) -> io::Result<Connection> {
+        let idle = lock(&self.idle).get_mut(&(node.clone(), is_for_replica)).and_then(Vec::pop);
+        idle.map_or_else(|| Connection::open(node, is_for_replica, &self.address, until), Ok)
     }
 
     /// Keeps a connection for later reads, unless an answer was read only in part or the node owes too many answers.
@@ -193,7 +209,7 @@ impl Topology {
         }
         connection.is_reused = true;
         let mut idle = lock(&self.idle);
-        let kept = idle.entry(node.clone()).or_default();
+        let kept = idle.entry((node.clone(), connection.is_for_replica())).or_default();
         if kept.len() < IDLE_CONNECTIONS {
             // A read takes the last connection of the list, so a connection on which the node owes answers goes to the
             // front.
@@ -204,7 +220,9 @@ impl Topology {
 
     /// Closes the idle connections to a node.
     pub(super) fn drop_idle(&self, node: &Node) {
-        let closed = lock(&self.idle).remove(node);
+        let mut idle = lock(&self.idle);
+        let closed = [false, true].map(|is_for_replica| idle.remove(&(node.clone(), is_for_replica)));
+        drop(idle);
         drop(closed);
     }
 
@@ -243,9 +261,10 @@ impl Topology {
         nodes.extend(self.address.nodes.iter().map(|(host, port)| Node::new(host, *port)));
         let (out, mut ordered): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|node| self.is_down(node));
         ordered.extend(out);
+        let mut best: Option<Told> = None;
         for (index, node) in ordered.iter().enumerate() {
             let left = until.saturating_duration_since(network::now());
-            if left.is_zero() {
+            if left.is_zero() || (best.is_some() && self.is_down(node)) {
                 break;
             }
             if ordered[..index].contains(node) {
@@ -255,11 +274,18 @@ impl Topology {
             // that is left, so that a node that hangs leaves time for the next.
             let share = left.min((left / 3).max(self.address.node_timeout()));
             match self.ask_for_map(node, network::now() + share) {
-                Ok(map) => {
-                    self.map.store(Arc::new(map));
-                    (asked.at, asked.in_vain) = (Some(network::now()), None);
-                    self.forget_moved(&mut asked.primaries);
-                    return Ok(());
+                // A node that was frozen or is cut off from the others does not know which nodes took over meanwhile.
+                Ok(told) if told.epoch < asked.epoch && asked.at.is_some_and(|at| network::now() < at + EPOCH) => {
+                    why.note(Reason::passing(format!("{node}: its slot map is outdated")));
+                }
+                Ok(told) => {
+                    let is_whole = told.is_whole;
+                    if is_whole || best.as_ref().is_none_or(|best| told.epoch > best.epoch) {
+                        best = Some(told);
+                    }
+                    if is_whole {
+                        break;
+                    }
                 }
                 Err(error) => {
                     why.failed(node, &error);
@@ -267,8 +293,14 @@ impl Topology {
                 }
             }
         }
-        asked.in_vain = Some(network::now());
-        Err(why)
+        let Some(Told { epoch, map, .. }) = best else {
+            asked.in_vain = Some(network::now());
+            return Err(why);
+        };
+        self.map.store(Arc::new(map));
+        (asked.at, asked.in_vain, asked.epoch) = (Some(network::now()), None, epoch);
+        self.forget_moved(&mut asked.primaries);
+        Ok(())
     }
 
     /// Removes from the cache the rows of hash slots whose primary is another node now. The former primary may already
@@ -302,10 +334,12 @@ impl Topology {
         lock(&self.asked).at = Some(network::now() + Duration::from_secs(3600));
     }
 
-    fn ask_for_map(&self, node: &Node, until: Instant) -> io::Result<Map> {
+    fn ask_for_map(&self, node: &Node, until: Instant) -> io::Result<Told> {
         // The slot map is read on a new connection, because the process behind an idle connection may have ended.
-        let mut connection = Connection::open(node, &self.address, until)?;
-        connection.send(&command(&["CLUSTER", "SHARDS"]), until)?;
+        let mut connection = Connection::open(node, false, &self.address, until)?;
+        let commands = [command(&["CLUSTER", "INFO"]), command(&["CLUSTER", "SHARDS"])].concat();
+        connection.send(&commands, until)?;
+        let info = connection.answer(until)?;
         let map = match connection.answer(until)? {
             OwnedFrame::Error(text) if is_single(&text) => {
                 let by_slot = vec![Some(0); NUM_SLOTS];
@@ -317,7 +351,9 @@ impl Topology {
             })?,
         };
         self.give_back(node, connection);
-        Ok(map)
+        let info = text(&info).unwrap_or_default();
+        let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.parse().ok());
+        Ok(Told { epoch: epoch.unwrap_or_default(), is_whole: !info.contains("cluster_state:fail"), map })
     }
 }
 

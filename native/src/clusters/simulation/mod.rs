@@ -4,6 +4,7 @@
 //! The thread that waits, for a socket or for time, runs all that happens meanwhile: messages arrive, nodes fail, a
 //! server hears of changes, and a second read runs within the first.
 
+mod history;
 mod nodes;
 mod search;
 mod server;
@@ -37,6 +38,8 @@ struct World {
     num_jobs: u64,
     links: Vec<Link>,
     cluster: Cluster,
+    /// Reads and slot maps that were begun within the waits of a read.
+    num_nested: u32,
     /// One line for each event, for the history of a seed that fails.
     lines: Vec<String>,
 }
@@ -56,6 +59,7 @@ struct Link {
     is_ended: bool,
     is_closed: bool,
     is_asking: bool,
+    is_readonly: bool,
 }
 
 thread_local! {
@@ -152,6 +156,7 @@ impl World {
             num_jobs: 0,
             links: Vec::new(),
             cluster,
+            num_nested: 0,
             lines: Vec::new(),
         }
     }

@@ -25,9 +25,11 @@ pub(super) const ROW_BYTES: usize = 24;
 /// The other nodes take a node for failed that is silent for this time (cluster-node-timeout).
 pub(super) const NODE_TIMEOUT: Time = ms(1000);
 
-/// One node's knowledge of the cluster: the shard of each block's slot, the primary of each shard, and failed nodes.
+/// One node's knowledge of the cluster: the shard of each block's slot, the primary of each shard, failed nodes, and a
+/// number that grows with each change of the first two.
 #[derive(Clone, Debug)]
 pub(super) struct View {
+    pub(super) epoch: u64,
     pub(super) owner: [usize; BLOCKS],
     pub(super) primary: [usize; SHARDS],
     pub(super) failed: [bool; SHARDS * NODES],
@@ -57,6 +59,8 @@ pub(super) enum Change {
         cell: usize,
         nonce: u64,
     },
+    /// A sign of life (repl-ping-replica-period).
+    Ping,
 }
 
 /// A node. Its host and port are `n` and its number, and 7000 and its number.
@@ -82,9 +86,8 @@ pub(super) struct Member {
     pub(super) history: u64,
     pub(super) offset: usize,
     log: Vec<(Time, Change)>,
-    /// How long after the primary a replica runs a change, and when it last heard from the primary.
+    /// How long after the primary a replica runs a change.
     pub(super) lag: Time,
-    pub(super) linked_at: Time,
 }
 
 impl Member {
@@ -116,6 +119,7 @@ impl Member {
                 let digest = (before ^ nonce).wrapping_mul(0x9E37_79B9_7F4A_7C15);
                 self.stream.push(Entry { number: number + 1, cell: *cell, digest });
             }
+            Change::Ping => {}
         }
         self.offset += 1;
     }
@@ -140,8 +144,8 @@ pub(super) struct Cluster {
     pub(super) failovers: Vec<Time>,
     /// Until when a fault that ends reads lasts, or what follows from it.
     pub(super) ill_until: Time,
-    /// Until when replicas may lack changes of a primary that does not answer, or what follows from it.
-    pub(super) cut_until: Time,
+    /// Until when a replica may get changes `LAG` late of a primary that does not answer the server, or what follows.
+    pub(super) late_until: Time,
     /// Whether all nodes refuse reads while a primary has failed (cluster-require-full-coverage).
     needs_all: bool,
     electing: [bool; SHARDS],
@@ -152,7 +156,7 @@ impl Cluster {
         let slots = std::array::from_fn(slot_of);
         let owner = std::array::from_fn(|block| block % SHARDS);
         let primary = std::array::from_fn(|shard| shard * NODES);
-        let view = View { owner, primary, failed: [false; SHARDS * NODES] };
+        let view = View { epoch: 0, owner, primary, failed: [false; SHARDS * NODES] };
         let member = |node: usize| Member {
             is_up: true,
             is_frozen: false,
@@ -173,7 +177,6 @@ impl Cluster {
             offset: 0,
             log: Vec::new(),
             lag: ms(1),
-            linked_at: Time::ZERO,
         };
         let nodes = (0..SHARDS * NODES).map(member).collect();
         let (moving, electing) = ([None; BLOCKS], [false; SHARDS]);
@@ -184,7 +187,7 @@ impl Cluster {
             moving,
             failovers: Vec::new(),
             ill_until: Time::ZERO,
-            cut_until: Time::ZERO,
+            late_until: Time::ZERO,
             needs_all: rng.bool(),
             electing,
         }
@@ -211,6 +214,10 @@ pub(super) fn tag(version: i64) -> String {
 fn slot_of(block: usize) -> u16 {
     let shard = format!("{}{:04x}}}", tag(VERSIONS[block / VERSION_BLOCKS]), block % VERSION_BLOCKS);
     redis_protocol::redis_keyslot(shard.as_bytes())
+}
+
+fn bulk(text: &str) -> String {
+    format!("${}\r\n{text}\r\n", text.len())
 }
 
 fn text(word: OwnedFrame) -> String {
@@ -240,13 +247,11 @@ impl World {
             for change in &new {
                 own.run(change);
             }
-            own.linked_at = now;
         } else if now >= own.copied_at {
             let (blocks, stream) = (from.blocks.clone(), from.stream.clone());
             let own = &mut self.cluster.nodes[node];
             (own.blocks, own.stream, own.history, own.offset) = (blocks, stream, history, offset);
             own.log.clear();
-            own.linked_at = now;
         }
     }
 
@@ -260,6 +265,17 @@ impl World {
         let member = &mut self.cluster.nodes[node];
         member.run(&change);
         member.log.push((now, change));
+    }
+
+    /// Lets primaries send their replicas a sign of life, each second.
+    pub(super) fn ping(&mut self) {
+        for node in 0..self.cluster.nodes.len() {
+            let member = &self.cluster.nodes[node];
+            if member.is_awake() && member.view.primary[shard_of(node)] == node {
+                self.write(node, Change::Ping);
+            }
+        }
+        self.later(ms(1000), || world(World::ping));
     }
 
     /// Says whether a node takes no commands: it has just started, or knows that it is cut off or that the cluster
@@ -324,13 +340,15 @@ impl World {
         self.later(ms(50), || world(World::look_around));
     }
 
-    /// Makes the replica of a shard that has most of the changes its primary.
+    /// Makes the replica of a shard that has most of the changes its primary. One that has not copied the failed primary yet
+    /// is not valid (cluster-replica-validity-factor).
     pub(super) fn elect(&mut self, shard: usize) {
         self.cluster.electing[shard] = false;
         let before = self.cluster.truth.primary[shard];
         let can = |node: &usize| {
             let member = &self.cluster.nodes[*node];
-            *node != before && member.is_awake() && member.has_peers && !self.cluster.truth.failed[*node]
+            let is_valid = member.history == self.cluster.nodes[before].history;
+            *node != before && is_valid && member.is_awake() && member.has_peers && !self.cluster.truth.failed[*node]
         };
         let Some(next) = members(shard).filter(can).max_by_key(|node| self.cluster.nodes[*node].offset) else { return };
         self.promote(next);
@@ -339,6 +357,7 @@ impl World {
     pub(super) fn promote(&mut self, next: usize) {
         self.tell(&format!("n{next} takes over"));
         self.cluster.truth.primary[shard_of(next)] = next;
+        self.cluster.truth.epoch += 1;
         self.cluster.failovers.push(self.now);
         self.learn(next);
         let history = self.rng.u64(..);
@@ -368,21 +387,38 @@ impl World {
         let node = self.links[link].node;
         let is_asking = std::mem::take(&mut self.links[link].is_asking);
         match &*words[0] {
-            "READONLY" => b"+OK\r\n".to_vec(),
+            "PING" => b"+PONG\r\n".to_vec(),
+            "READONLY" => {
+                self.links[link].is_readonly = true;
+                b"+OK\r\n".to_vec()
+            }
             "ASKING" => {
                 self.links[link].is_asking = true;
                 b"+OK\r\n".to_vec()
             }
+            "CLUSTER" if words[1] == "INFO" => {
+                let epoch = self.cluster.nodes[node].view.epoch;
+                self.tell(&format!("n{node} tells the map of epoch {epoch}"));
+                let state = if self.is_closed(node) { "fail" } else { "ok" };
+                bulk(&format!("cluster_state:{state}\r\ncluster_current_epoch:{epoch}\r\n")).into_bytes()
+            }
             "CLUSTER" => self.shards(node),
             "GETRANGE" => {
                 self.catch_up(node);
-                self.range(node, &words[1], words[2].parse().expect("a number"), is_asking)
+                let reply = self.range(link, &words[1], words[2].parse().expect("a number"), is_asking);
+                if reply.starts_with(b"-") {
+                    self.tell(&format!("n{node} answers {}", String::from_utf8_lossy(&reply).trim_end()));
+                } else {
+                    self.tell(&format!("n{node} answers a row of {}", words[1]));
+                }
+                reply
             }
             other => panic!("the model has no command {other}"),
         }
     }
 
-    fn range(&self, node: usize, key: &str, begin: usize, is_asking: bool) -> Vec<u8> {
+    fn range(&self, link: usize, key: &str, begin: usize, is_asking: bool) -> Vec<u8> {
+        let node = self.links[link].node;
         if self.is_closed(node) {
             return b"-CLUSTERDOWN The cluster is down\r\n".to_vec();
         }
@@ -393,7 +429,8 @@ impl World {
         let found = member.blocks.get(&block);
         let is_primary = member.view.primary[own] == node;
         let target = self.cluster.moving[block];
-        if owner != own && !(is_primary && is_asking && target == Some(own)) {
+        let is_here = owner == own && (is_primary || self.links[link].is_readonly);
+        if !(is_here || is_primary && is_asking && target == Some(own)) {
             return format!("-MOVED {slot} {}\r\n", name(member.view.primary[owner])).into_bytes();
         }
         if let Some(target) = target.filter(|target| *target != own && is_primary && found.is_none()) {
@@ -408,7 +445,6 @@ impl World {
     /// Replies to CLUSTER SHARDS by what a node knows.
     fn shards(&self, node: usize) -> Vec<u8> {
         let view = &self.cluster.nodes[node].view;
-        let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
         let member = |node: usize| {
             let (place, shard) = (name(node), shard_of(node));
             let role = if view.primary[shard] == node { "master" } else { "replica" };

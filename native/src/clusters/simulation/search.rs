@@ -2,7 +2,7 @@
 //!
 //! - A read ends by its time limit.
 //! - Each row is that of the version and the id that were asked for, as some change wrote it.
-//! - A row is at most `OLDEST` older than the newest acknowledged change. Only a failover may lose a change that not all
+//! - A row is at most `FRESH` older than the newest acknowledged change. Only a failover may lose a change that not all
 //!   replicas had, and only until the change is written again.
 //! - While slots move, replicas take over as planned, nodes are slow or connections end, reads succeed, and some seconds
 //!   after any other fault.
@@ -11,22 +11,17 @@
 //! searches others than the tests do.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::super::{Address, Clusters, RemoteDescription, RemoteTable, Want, network, read};
-use super::nodes::{
-    BLOCK_ROWS, BLOCKS, Change, NODE_TIMEOUT, NODES, ROW_BYTES, ROWS, SHARDS, VERSIONS, members, shard_of, tag,
-};
-use super::server::{self, Shared};
+use super::history::{self, Got};
+use super::nodes::{BLOCK_ROWS, BLOCKS, Change, NODES, ROW_BYTES, ROWS, SHARDS, VERSIONS, members, shard_of, tag};
+use super::server::{self, FRESH, Shared};
 use super::{Time, WORLD, World, ms, world};
 
-/// How old a row may be at most when its read begins, if its table does not serve older ones.
-const OLDEST: Time = ms(2000);
-/// The same if replicas were cut off from a primary which then froze. Such a replica reports whole seconds since it heard
-/// from its primary, and counts as in sync up to 1; it is read for another second, and its stream keeps cached rows valid.
-const OLDEST_CUT: Time = ms(5000);
+/// How much later than its primary a replica runs changes in a fault.
+const LAG: Time = ms(5000);
 const TIMEOUT: Time = ms(1000);
 /// How long faults come in each run, and how long the cluster then has until all reads succeed, and until all is written.
 const FAULTS: Time = ms(12_000);
@@ -37,9 +32,7 @@ const QUIET: Time = ms(6000);
 struct Run {
     tables: [Arc<RemoteTable>; 2],
     server: Shared,
-    /// Cell -> the numbers that reads got, with the times at which they got them.
-    seen: RefCell<BTreeMap<usize, Vec<(Time, u64)>>>,
-    num_nested: Cell<u32>,
+    history: RefCell<Vec<Got>>,
     depth: Cell<u32>,
     failure: RefCell<Option<String>>,
     reads: Cell<u32>,
@@ -53,6 +46,7 @@ struct Totals {
     failed_reads: u32,
     hedges: u64,
     cache_hits: u64,
+    older_than_before: u32,
     failovers: usize,
 }
 
@@ -78,20 +72,20 @@ fn run_seed(seed: u64, totals: &mut Totals) -> Result<(), String> {
         row_bytes: ROW_BYTES,
         default_rows: Vec::new(),
         serves_stale,
-        fresh_ms: Some(2000),
+        fresh_ms: Some(u64::try_from(FRESH.as_millis()).unwrap()),
     };
     let tables = VERSIONS.map(|version| clusters.open("m", version, "t", ROWS, &description(version)));
     let run = Rc::new(Run {
         tables,
         server: server::start(&clusters),
-        seen: RefCell::default(),
-        num_nested: Cell::new(0),
+        history: RefCell::default(),
         depth: Cell::new(0),
         failure: RefCell::default(),
         reads: Cell::new(0),
         failed_reads: Cell::new(0),
     });
     world(World::look_around);
+    world(World::ping);
     write(&run);
     nest(&run);
     renew(&run, &clusters);
@@ -107,12 +101,18 @@ fn run_seed(seed: u64, totals: &mut Totals) -> Result<(), String> {
     if run.failure.borrow().is_none() {
         run.read(&all);
     }
+    let failovers = world(|world| world.cluster.failovers.clone());
+    let (fault, num_back) = history::check(&run.history.borrow(), &run.server.borrow().written, &failovers);
+    if let Some(fault) = fault {
+        run.fail(&fault);
+    }
     let counts = clusters.counts();
+    totals.older_than_before += num_back;
     totals.reads += run.reads.get();
     totals.failed_reads += run.failed_reads.get();
     totals.hedges += counts.iter().map(|one| one.hedges).sum::<u64>();
     totals.cache_hits += counts.iter().map(|one| one.cache_hits).sum::<u64>();
-    totals.failovers += world(|world| world.cluster.failovers.len());
+    totals.failovers += failovers.len();
     let failure = run.failure.take();
     if std::env::var_os("SEED").is_some() {
         world(|world| world.lines.iter().for_each(|line| println!("{line}")));
@@ -137,7 +137,7 @@ fn write(run: &Rc<Run>) {
 fn nest(run: &Rc<Run>) {
     if run.depth.get() > 0 && run.depth.get() < 3 {
         let cell = world(|world| world.rng.usize(..2 * ROWS));
-        run.num_nested.set(run.num_nested.get() + 1);
+        world(|world| world.num_nested += 1);
         run.read(&[cell]);
     }
     again(run, 200, nest);
@@ -145,7 +145,7 @@ fn nest(run: &Rc<Run>) {
 
 /// Asks for the map of slots each second, as the server's thread does.
 fn renew(run: &Rc<Run>, clusters: &Arc<Clusters>) {
-    run.num_nested.set(run.num_nested.get() + 1);
+    world(|world| world.num_nested += 1);
     clusters.refresh();
     let (run, clusters) = (Rc::clone(run), Arc::clone(clusters));
     world(|world| world.later(ms(1000), move || renew(&run, &clusters)));
@@ -161,7 +161,7 @@ fn again(run: &Rc<Run>, most_ms: u64, call: fn(&Rc<Run>)) {
 
 impl Run {
     fn read(&self, cells: &[usize]) {
-        let (begun, nested) = (world(|world| world.now), self.num_nested.get());
+        let (begun, nested) = world(|world| (world.now, world.num_nested));
         let limit = world(|world| if world.rng.bool() { ms(world.rng.u64(20..1500)) } else { TIMEOUT });
         let is_well = || begun >= world(|world| world.cluster.ill_until);
         let was_well = is_well();
@@ -174,8 +174,10 @@ impl Run {
         self.reads.set(self.reads.get() + 1);
         let now = world(|world| world.now);
         let took = now.saturating_sub(begun);
-        let is_alone = self.num_nested.get() == nested;
-        let must_succeed = was_well && is_well() && is_alone && limit >= TIMEOUT;
+        let is_alone = world(|world| world.num_nested) == nested;
+        // The read within which this one runs may just read the map of slots, and only one read at a time does.
+        let is_outermost = self.depth.get() == 0;
+        let must_succeed = was_well && is_well() && is_alone && is_outermost && limit >= TIMEOUT;
         if is_alone && took > limit.min(TIMEOUT) + ms(1) {
             self.fail(&format!("a read of at most {limit:?} took {took:?}"));
         }
@@ -205,28 +207,12 @@ impl Run {
         if (word(0), word(1)) != (1 + (cell / ROWS) as u64, cell as u64) || !is_known {
             return self.fail(&format!("row {cell} is {row:?}"));
         }
-        if is_stale {
-            return;
+        if !is_stale {
+            let is_late = begun < world(|world| world.cluster.late_until);
+            let oldest = FRESH + if is_late { LAG } else { Time::ZERO };
+            let ended = world(|world| world.now);
+            self.history.borrow_mut().push(Got { begun, ended, cell, number, oldest });
         }
-        let has_failed_over =
-            |since: Time| world(|world| world.cluster.failovers.iter().any(|at| *at + NODE_TIMEOUT >= since));
-        let is_cut = begun < world(|world| world.cluster.cut_until);
-        let is_over = |at: Time| at + if is_cut { OLDEST_CUT } else { OLDEST } < begun;
-        for (&(_, newer), written) in server.written.range((cell, number + 1)..=(cell, u64::MAX)) {
-            let is_settled = written.settled.is_some_and(is_over);
-            let is_safe = |at: Time| is_over(at) && !has_failed_over(at);
-            if is_settled || written.acknowledged.is_some_and(is_safe) {
-                self.fail(&format!("row {cell} is number {number}, and {newer} was written: {written:?}"));
-            }
-        }
-        let mut seen = self.seen.borrow_mut();
-        let of_cell = seen.entry(cell).or_default();
-        if let Some((at, newer)) =
-            of_cell.iter().find(|(at, seen)| *seen > number && is_over(*at) && !has_failed_over(*at))
-        {
-            self.fail(&format!("row {cell} is number {number}, and was {newer} at {at:?}"));
-        }
-        of_cell.push((world(|world| world.now), number));
     }
 
     fn fail(&self, failure: &str) {
@@ -235,44 +221,61 @@ impl Run {
     }
 }
 
-/// Begins a fault, and ends it some time later, before the next.
+/// Begins one or two faults of nodes of one shard, and ends them some time later, before the next.
 fn fault() {
     world(|world| {
         if world.now > FAULTS {
             return;
         }
-        if world.cluster.moving.iter().any(Option::is_some) {
+        let node = world.rng.usize(..SHARDS * NODES);
+        let kind = world.rng.u8(..11);
+        let other = (world.rng.u8(..4) == 0).then(|| {
+            let node = shard_of(node) * NODES + world.rng.usize(..NODES);
+            (node, [0, 1, 2, 3, 4, 5, 6, 10][world.rng.usize(..8)])
+        });
+        let faults: Vec<(usize, u8)> = std::iter::once((node, kind)).chain(other).collect();
+        let has = |kinds: &[u8]| faults.iter().any(|(_, kind)| kinds.contains(kind));
+        let is_ill = has(&[0, 1, 2, 3, 9]);
+        if is_ill && world.cluster.moving.iter().any(Option::is_some) {
             // A replica lacks a key that moves away; if its primary can not be asked, either, the row can not be read.
             return world.later(ms(100), fault);
         }
-        let node = world.rng.usize(..SHARDS * NODES);
-        let kind = world.rng.u8(..10);
         let long = ms(world.rng.u64(100..if kind == 9 { 9000 } else { 4000 }));
-        world.tell(&format!("fault {kind} of n{node} for {long:?}"));
         world.catch_up_all();
-        if !(4..=8).contains(&kind) {
+        if is_ill {
             world.cluster.ill_until = world.now + long + CALM;
         }
-        let member = &mut world.cluster.nodes[node];
-        match kind {
-            0 => {
-                member.is_up = false;
-                world.cut_links(node);
-            }
-            1 => member.is_frozen = true,
-            2 => member.has_readers = false,
-            3 => member.has_peers = false,
-            4 => member.slow_us = 60_000,
-            5 => member.lag = ms(5000),
-            6 => world.cut_links(node),
-            7 => take_over(world, node),
-            8 => move_block(world, node),
-            _ => cut_and_freeze(world, node, long),
+        if has(&[5]) && has(&[1, 2, 3, 9]) {
+            world.cluster.late_until = world.now + long + CALM;
+        }
+        for (node, kind) in faults {
+            begin(world, node, kind, long);
         }
         let pause = ms(world.rng.u64(100..2500));
         world.later(long, move || world_heal(node));
         world.later(long + pause, fault);
     });
+}
+
+fn begin(world: &mut World, node: usize, kind: u8, long: Time) {
+    world.tell(&format!("fault {kind} of n{node} for {long:?}"));
+    let member = &mut world.cluster.nodes[node];
+    match kind {
+        0 => {
+            member.is_up = false;
+            world.cut_links(node);
+        }
+        1 => member.is_frozen = true,
+        2 => member.has_readers = false,
+        3 => member.has_peers = false,
+        4 => member.slow_us = 60_000,
+        5 => member.lag = LAG,
+        6 => world.cut_links(node),
+        7 => take_over(world, node),
+        8 => move_block(world, node),
+        9 => cut_and_freeze(world, node, long),
+        _ => member.has_link = false,
+    }
 }
 
 fn world_heal(node: usize) {
@@ -296,7 +299,8 @@ fn heal(world: &mut World, node: usize) {
             // A process that is started before a replica has taken over would be an empty primary.
             return world.later(ms(100), move || heal_later(node));
         }
-        member.is_up = true;
+        // It hears of the takeover before its replicas copy it.
+        (member.is_up, member.view) = (true, world.cluster.truth.clone());
         member.empty(history);
         (member.closed_until, member.copied_at) = (now + ms(2000), now + resync);
     }
@@ -338,6 +342,9 @@ fn take_over(world: &mut World, node: usize) {
 /// Moves a block's slot to another shard: its key first, and a while later the slot.
 fn move_block(world: &mut World, node: usize) {
     let block = world.rng.usize(..BLOCKS);
+    if world.cluster.moving[block].is_some() {
+        return;
+    }
     let from = world.cluster.truth.owner[block];
     world.cluster.moving[block] = Some((from + 1 + node % (SHARDS - 1).max(1)) % SHARDS);
     let delays = [ms(world.rng.u64(..500)), ms(world.rng.u64(..3000))];
@@ -368,6 +375,7 @@ fn move_slot(block: usize) {
             return world.later(ms(100), move || move_slot(block));
         }
         world.cluster.truth.owner[block] = target;
+        world.cluster.truth.epoch += 1;
         world.cluster.moving[block] = None;
         world.learn(from);
         world.learn(to);
@@ -381,7 +389,6 @@ fn cut_and_freeze(world: &mut World, node: usize, long: Time) {
     for one in members(shard_of(node)).filter(|one| *one != primary) {
         world.cluster.nodes[one].has_link = false;
     }
-    world.cluster.cut_until = world.now + long + CALM;
     let delay = long.mul_f64(world.rng.f64());
     world.later(delay, move || super::world(|world| world.cluster.nodes[primary].is_frozen = true));
 }

@@ -14,6 +14,8 @@ use super::{Time, World, ms, world};
 const LOOK: Time = ms(200);
 const REPORT: Time = ms(300);
 const WRITE: Time = ms(1000);
+/// How old rows may be (FRESH_S in `service/remote/core_clusters.py`).
+pub(super) const FRESH: Time = ms(2000);
 /// The shard of the stream of changes.
 const STREAM: usize = 0;
 
@@ -30,8 +32,10 @@ pub(super) struct Server {
     /// The entry of the stream that was heard last.
     told: Option<Entry>,
     down_until: Vec<Time>,
-    in_sync_until: Vec<Time>,
-    was_in_sync: Vec<bool>,
+    /// The time up to which each node has all changes of its primary, its newest report, and the newest as a primary.
+    as_of: Vec<Option<Time>>,
+    reports: Vec<Option<Report>>,
+    primaries: Vec<Option<Report>>,
     /// (Cell, number) -> what is known of this change.
     pub(super) written: BTreeMap<(usize, u64), Written>,
     last_number: u64,
@@ -39,10 +43,12 @@ pub(super) struct Server {
 
 pub(super) type Shared = Rc<RefCell<Server>>;
 
-/// Sends a command to a node, which does `work`; `then` gets the result, or None if none came in time.
+/// Sends a command to a node, which does `work`; `then` gets the result, or None if none came in time. `is_other`: another
+/// server asks, which reaches all nodes.
 fn ask<R: 'static>(
     node: usize,
     limit: Time,
+    is_other: bool,
     work: impl FnOnce(&mut World, usize) -> R + 'static,
     then: impl FnOnce(Option<R>) + 'static,
 ) {
@@ -50,7 +56,7 @@ fn ask<R: 'static>(
     let arrive = move || {
         let result = world(|world| {
             let member = &world.cluster.nodes[node];
-            if !member.has_readers || member.is_frozen {
+            if !(member.has_readers || is_other) || member.is_frozen {
                 return Err(limit.saturating_sub(delay));
             }
             let is_up = member.is_up;
@@ -59,7 +65,7 @@ fn ask<R: 'static>(
         });
         let (wait, result) = result.map_or_else(|wait| (wait, None), |result| (back, result));
         let end = move || {
-            let is_lost = world(|world| !world.cluster.nodes[node].has_readers) || delay + back > limit;
+            let is_lost = world(|world| !world.cluster.nodes[node].has_readers && !is_other) || delay + back > limit;
             then(result.filter(|_| !is_lost));
         };
         world(|world| world.later(wait, end));
@@ -67,17 +73,23 @@ fn ask<R: 'static>(
     world(|world| world.later(delay, arrive));
 }
 
-/// A node's report on its replication: whether it is a primary, its history and offset, and the seconds since it heard
-/// from its primary.
-type Report = (bool, u64, usize, Option<u64>);
+/// A node's report on its replication, for which the server asked at a time.
+#[derive(Clone, Copy)]
+struct Report {
+    asked: Time,
+    is_primary: bool,
+    history: u64,
+    offset: usize,
+}
 
-fn report(world: &mut World, node: usize) -> Report {
-    let now = world.now;
-    let member = &world.cluster.nodes[node];
-    let primary = member.view.primary[shard_of(node)];
-    let is_copying = member.history != world.cluster.nodes[primary].history;
-    let heard_s = (!is_copying).then(|| now.saturating_sub(member.linked_at).as_secs());
-    (primary == node, member.history, member.offset, heard_s)
+fn ask_report(node: usize, then: impl FnOnce(Option<Report>) + 'static) {
+    let asked = world(|world| world.now);
+    let report = move |world: &mut World, node: usize| {
+        let member = &world.cluster.nodes[node];
+        let is_primary = member.view.primary[shard_of(node)] == node;
+        Report { asked, is_primary, history: member.history, offset: member.offset }
+    };
+    ask(node, REPORT, false, report, then);
 }
 
 pub(super) fn start(clusters: &Arc<Clusters>) -> Shared {
@@ -88,8 +100,9 @@ pub(super) fn start(clusters: &Arc<Clusters>) -> Shared {
         view,
         told: None,
         down_until: vec![Time::ZERO; nodes],
-        in_sync_until: vec![Time::ZERO; nodes],
-        was_in_sync: vec![false; nodes],
+        as_of: vec![None; nodes],
+        reports: vec![None; nodes],
+        primaries: vec![None; nodes],
         written: BTreeMap::new(),
         last_number: 0,
     }));
@@ -117,8 +130,9 @@ fn learn_map(server: &Shared) {
     ask(
         node,
         LOOK,
-        |world, node| world.cluster.nodes[node].view.clone(),
-        move |view| match view {
+        false,
+        |world, node| (!world.is_closed(node)).then(|| world.cluster.nodes[node].view.clone()),
+        move |view| match view.flatten().filter(|view| view.epoch >= server.borrow().view.epoch) {
             Some(view) => server.borrow_mut().view = view,
             None => repeat(&server, ms(50), learn_map),
         },
@@ -128,19 +142,24 @@ fn learn_map(server: &Shared) {
 /// Reads the stream of changes, as TableChanges.follow() does.
 fn follow(server: &Shared) {
     let now = world(|world| world.now);
-    let (node, told) = {
+    let (node, primary, as_of, told) = {
         let own = server.borrow();
         let primary = own.view.primary[STREAM];
         let is_up = |node: &usize| now >= own.down_until[*node];
-        let replica = members(STREAM).find(|node| *node != primary && now < own.in_sync_until[*node] && is_up(node));
-        (if is_up(&primary) { primary } else { replica.unwrap_or(primary) }, own.told.clone())
+        let as_of = |node: usize| own.as_of[node].filter(|as_of| node != primary && now < *as_of + FRESH);
+        let replica = members(STREAM).filter(is_up).find_map(|node| Some((node, as_of(node)?)));
+        let (node, as_of) = replica.filter(|_| !is_up(&primary)).unwrap_or((primary, now));
+        (node, primary, as_of, own.told.clone())
     };
     let server = Rc::clone(server);
-    let look =
-        |world: &mut World, node: usize| (!world.is_closed(node)).then(|| world.cluster.nodes[node].stream.clone());
-    ask(node, LOOK, look, move |stream| {
+    let look = move |world: &mut World, node: usize| {
+        let member = &world.cluster.nodes[node];
+        let is_here = node != primary || member.view.primary[STREAM] == node;
+        (is_here && !world.is_closed(node)).then(|| member.stream.clone())
+    };
+    ask(node, LOOK, false, look, move |stream| {
         if let Some(stream) = stream.flatten() {
-            hear(&server, told, &stream);
+            hear(&server, told, &stream, as_of);
         } else {
             server.borrow_mut().down_until[node] = world(|world| world.now) + ms(500);
             learn_map(&server);
@@ -149,7 +168,7 @@ fn follow(server: &Shared) {
     });
 }
 
-fn hear(server: &Shared, told: Option<Entry>, stream: &[Entry]) {
+fn hear(server: &Shared, told: Option<Entry>, stream: &[Entry], as_of: Time) {
     let clusters = Arc::clone(&server.borrow().clusters);
     let heard = told.map_or(Some(0), |told| stream.iter().position(|one| *one == told).map(|place| place + 1));
     server.borrow_mut().told = stream.last().cloned();
@@ -160,7 +179,7 @@ fn hear(server: &Shared, told: Option<Entry>, stream: &[Entry]) {
         if heard.is_none() {
             clusters.forget("m", version, "t", None);
         }
-        clusters.heard("m", version, "t");
+        clusters.heard("m", version, "t", world(|world| world.now).saturating_sub(as_of));
     }
 }
 
@@ -170,17 +189,19 @@ fn forget(clusters: &Clusters, cell: usize) {
 
 /// Compares replicas with their primaries, as Replicas.compare() does.
 fn compare(server: &Shared) {
-    let until = world(|world| world.now) + ms(1000);
     for shard in 0..SHARDS {
         let own = Rc::clone(server);
         let primary = server.borrow().view.primary[shard];
-        ask(primary, REPORT, report, move |found| {
+        ask_report(primary, move |found| {
             let is_gone = world(|world| found.is_none() && !world.cluster.nodes[primary].is_up);
+            if found.is_some_and(|found| found.is_primary) {
+                own.borrow_mut().primaries[primary] = found;
+            }
             for node in members(shard).filter(|node| *node != primary) {
                 let own = Rc::clone(&own);
-                ask(node, REPORT, report, move |told| {
+                ask_report(node, move |told| {
                     if let Some(told) = told {
-                        note(&own, node, told, found, is_gone, until);
+                        note(&own, node, told, primary, found, is_gone);
                     }
                 });
             }
@@ -189,31 +210,49 @@ fn compare(server: &Shared) {
     repeat(server, ms(300), compare);
 }
 
-fn note(server: &Shared, node: usize, told: Report, primary: Option<Report>, is_gone: bool, until: Time) {
-    let is_old = told.0 || primary.is_some_and(|primary| !primary.0);
-    {
+fn note(server: &Shared, node: usize, told: Report, primary: usize, found: Option<Report>, is_gone: bool) {
+    let is_answered = found.is_some_and(|found| found.is_primary);
+    let clusters = {
         let mut own = server.borrow_mut();
-        if !is_gone {
-            own.was_in_sync[node] = match primary {
-                Some((true, history, offset, _)) => told.1 == history && told.2 >= offset,
-                _ => told.3.is_some_and(|seconds| seconds <= 1),
-            };
-        }
-        let left = until.saturating_sub(world(|world| world.now));
-        if told.0 || own.was_in_sync[node] {
-            own.in_sync_until[node] = until;
-            let place = name(node);
-            own.clusters.set_in_sync(&[(place.host.to_string(), place.port)], left);
-        }
-    }
-    if is_old {
+        let before = own.reports[node].replace(told);
+        let as_of = own.as_of[node].max(if told.is_primary {
+            (!is_answered).then_some(told.asked)
+        } else {
+            has_all(told, before, own.primaries[primary], is_gone, own.as_of[node])
+        });
+        own.as_of[node] = as_of;
+        let left = as_of.map_or(Time::ZERO, |as_of| (as_of + FRESH).saturating_sub(world(|world| world.now)));
+        let place = name(node);
+        own.clusters.set_in_sync([(place.host.to_string(), place.port, left)]);
+        Arc::clone(&own.clusters)
+    };
+    if told.is_primary || (found.is_some() && !is_answered) {
         learn_map(server);
-        let clusters = Arc::clone(&server.borrow().clusters);
+        world(|world| world.num_nested += 1);
         clusters.refresh();
     }
 }
 
-/// Writes a change of a row, as TableChanges.upsert() does.
+/// Does what `has_all_s()` of `service/remote/replicas.py` does.
+fn has_all(
+    own: Report,
+    before: Option<Report>,
+    known: Option<Report>,
+    is_gone: bool,
+    as_of: Option<Time>,
+) -> Option<Time> {
+    let known = known.filter(|known| own.history == known.history && own.offset >= known.offset)?;
+    if as_of < Some(known.asked) && known.asked + FRESH <= own.asked {
+        return None;
+    }
+    if is_gone && as_of.is_some_and(|as_of| own.asked < as_of + FRESH) {
+        return Some(own.asked);
+    }
+    let before = before.filter(|before| before.history == own.history && before.offset < own.offset);
+    before.map(|before| before.asked).max(Some(known.asked))
+}
+
+/// Writes a change of a row, as TableChanges.upsert() does, on this server or another.
 pub(super) fn upsert(server: &Shared, cell: usize) {
     let number = {
         let mut own = server.borrow_mut();
@@ -222,11 +261,12 @@ pub(super) fn upsert(server: &Shared, cell: usize) {
         own.written.insert((cell, number), Written::default());
         number
     };
-    write_row(server, cell, number, None);
+    let is_other = world(|world| world.rng.bool());
+    write_row(server, cell, number, is_other, None);
 }
 
 /// Writes a row to the primary of its slot, or to the node `told` that an ASK error named; again until it is written.
-fn write_row(server: &Shared, cell: usize, number: u64, told: Option<usize>) {
+fn write_row(server: &Shared, cell: usize, number: u64, is_other: bool, told: Option<usize>) {
     let block = cell / BLOCK_ROWS;
     let node = told.unwrap_or_else(|| {
         let own = server.borrow();
@@ -245,13 +285,13 @@ fn write_row(server: &Shared, cell: usize, number: u64, told: Option<usize>) {
         let target = world.cluster.moving[block].filter(|target| is_primary && *target != own);
         Err(target.map(|target| world.cluster.nodes[node].view.primary[target]))
     };
-    ask(node, WRITE, work, move |done| match done {
-        Some(Ok(row)) => write_entry(&server, cell, number, (node, row)),
-        Some(Err(Some(told))) => write_row(&server, cell, number, Some(told)),
+    ask(node, WRITE, is_other, work, move |done| match done {
+        Some(Ok(row)) => write_entry(&server, cell, number, is_other, (node, row)),
+        Some(Err(Some(told))) => write_row(&server, cell, number, is_other, Some(told)),
         Some(Err(None)) | None => {
             learn_map(&server);
             let server = Rc::clone(&server);
-            world(|world| world.later(ms(50), move || write_row(&server, cell, number, None)));
+            world(|world| world.later(ms(50), move || write_row(&server, cell, number, is_other, None)));
         }
     });
 }
@@ -259,7 +299,7 @@ fn write_row(server: &Shared, cell: usize, number: u64, told: Option<usize>) {
 /// A node with the history and the offset of a change that was written to it.
 type Place = (usize, (u64, usize));
 
-fn write_entry(server: &Shared, cell: usize, number: u64, row: Place) {
+fn write_entry(server: &Shared, cell: usize, number: u64, is_other: bool, row: Place) {
     let node = server.borrow().view.primary[STREAM];
     let server = Rc::clone(server);
     let work = move |world: &mut World, node: usize| {
@@ -270,11 +310,11 @@ fn write_entry(server: &Shared, cell: usize, number: u64, row: Place) {
             (world.cluster.nodes[node].history, world.cluster.nodes[node].offset)
         })
     };
-    ask(node, WRITE, work, move |done| {
+    ask(node, WRITE, is_other, work, move |done| {
         let Some(entry) = done.flatten() else {
             learn_map(&server);
             let server = Rc::clone(&server);
-            return world(|world| world.later(ms(50), move || write_entry(&server, cell, number, row)));
+            return world(|world| world.later(ms(50), move || write_entry(&server, cell, number, is_other, row)));
         };
         let clusters = {
             let mut own = server.borrow_mut();
@@ -283,32 +323,33 @@ fn write_entry(server: &Shared, cell: usize, number: u64, row: Place) {
             written.acknowledged.get_or_insert(now);
             Arc::clone(&own.clusters)
         };
-        // Another server, or this one, which does not wait for the stream.
-        if world(|world| world.rng.bool()) {
+        if !is_other {
+            // This server does not wait for the stream.
             forget(&clusters, cell);
         }
-        world(|world| world.later(ms(200), move || settle(&server, cell, number, row, (node, entry))));
+        world(|world| world.later(ms(200), move || settle(&server, cell, number, is_other, row, (node, entry))));
     });
 }
 
-/// Ends a change if all replicas have it, and writes it again a second later if not.
-fn settle(server: &Shared, cell: usize, number: u64, row: Place, entry: Place) {
+/// Ends a change if all replicas have it that have not failed, and writes it again a second later if not. A failed one may
+/// come back, and take over before it has copied its primary.
+fn settle(server: &Shared, cell: usize, number: u64, is_other: bool, row: Place, entry: Place) {
     let view = server.borrow().view.clone();
-    let is_copied = world(|world| {
+    let lacking = world(|world| {
         world.catch_up_all();
-        [row, entry].into_iter().all(|(node, (history, offset))| {
-            members(shard_of(node)).all(|member| {
-                let has =
-                    world.cluster.nodes[member].history == history && world.cluster.nodes[member].offset >= offset;
-                has || view.failed[member]
-            })
-        })
+        let nodes = &world.cluster.nodes;
+        let lacks = |member: usize, history, offset| nodes[member].history != history || nodes[member].offset < offset;
+        let places = [row, entry].into_iter();
+        let lacking = places.flat_map(|(node, (history, offset))| {
+            members(shard_of(node)).filter(move |member| lacks(*member, history, offset))
+        });
+        lacking.collect::<Vec<_>>()
     });
-    if is_copied {
+    if lacking.is_empty() {
         let now = world(|world| world.now);
         server.borrow_mut().written.get_mut(&(cell, number)).expect("the change is known").settled = Some(now);
-    } else {
+    } else if !lacking.iter().all(|member| view.failed[*member]) {
         let server = Rc::clone(server);
-        world(|world| world.later(ms(1000), move || write_row(&server, cell, number, None)));
+        world(|world| world.later(ms(1000), move || write_row(&server, cell, number, is_other, None)));
     }
 }
