@@ -42,16 +42,14 @@ def open_savedmodel(
 
     Args:
       tags: tags of the MetaGraph; a MetaGraph with "tpu" is lowered for this machine's CPU first, in memory.
-      threads: TensorFlow's threads within an operation, and for operations side by side; 0: TensorFlow chooses.
-      inter_op_threads: threads for operations side by side, if it is another number.
+      threads, inter_op_threads: as in session_config.
 
     Raises:
       ArtifactError: TensorFlow can not load the SavedModel, in TensorFlow's words; or its graph needs a TPU.
     """
-    side_by_side = threads if inter_op_threads is None else inter_op_threads
     try:
         meta_graph, steps = prepared(artifact, tags)
-        config = session_config(threads, side_by_side)
+        config = session_config(threads, inter_op_threads, meta_graph.graph_def)
         session = open_session(GraphProgram(meta_graph.graph_def.SerializeToString(), config, tuple(steps)))
     except ArtifactError as error:
         raise ArtifactError(f"{artifact}: {error.message}") from error
