@@ -335,6 +335,7 @@ def _cut(
         frozenset(name for name in names if node_of(name) in left),
         frozenset(name for name in names if node_of(name) in left_apart),
         candidate.effects,
+        flat.is_bounded(before | left | left_apart),
     )
 
 

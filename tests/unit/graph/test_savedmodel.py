@@ -296,6 +296,27 @@ def test_control_flow_of_tensorflow_1_in_a_function_needs_threads(tf: Any) -> No
     assert b"SINGLE_THREADED_EXECUTOR" not in session_config(2, None, graph_def)
 
 
+def test_a_signature_is_bounded_if_no_value_can_make_it_slow(tf: Any, tmp_path: Path) -> None:
+    module = tf.Module()
+    module.kernel = tf.Variable([[2.0], [0.5]])
+    x, n = tf.TensorSpec([None, 2], tf.float32, "x"), tf.TensorSpec([], tf.int32, "n")
+    functions = {
+        "dense": (lambda x: tf.nn.sigmoid(x @ module.kernel) + 1.0, x),
+        "gather": (lambda n: tf.gather(module.kernel, n), n),
+        "tile": (lambda n: tf.tile([1.0], n[None]), n),
+        "loop": (lambda n: tf.while_loop(lambda i: i < n, lambda i: (i + 1,), (0,))[0], n),
+        "checked": (lambda x: tf.ensure_shape(x, [2, 2]), x),
+    }
+    signatures = {
+        name: tf.function(lambda *args, f=function: {"y": f(*args)}, input_signature=[spec], autograph=False)
+        for name, (function, spec) in functions.items()
+    }
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures=signatures)
+    backend = open_folder(tmp_path / "1")
+    assert backend.bounded & functions.keys() == {"dense", "gather"}
+    backend.close()
+
+
 def _saved_by_tf2(tf: Any, folder: Path, *, has_slot: bool) -> None:
     module = tf.Module()
     module.factor, module.dropped = tf.Variable([2.0, 3.0]), tf.Variable([1.0])
