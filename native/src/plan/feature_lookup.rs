@@ -12,10 +12,12 @@ use crate::tables::table::{
 
 /// The position of one feature's vectors in an output's memory: `skip` is the offset of the first vector, `stride` the
 /// distance from one row of a flat output to the next, or from one vector of another output to the next; in bytes.
+/// `is_stored`: the vectors are rows as the table stores them, and not float32.
 pub(super) struct Placement {
     pub(super) skip: usize,
     pub(super) stride: usize,
     pub(super) is_flat: bool,
+    pub(super) is_stored: bool,
 }
 
 /// Checks the ids of a feature as [`look_up`] does, without its table.
@@ -25,7 +27,8 @@ pub(super) struct Placement {
 pub(super) fn check_ids(feature: &FeaturePlan, sent: &FeatureInputs<'_>) -> Result<(), LookupError> {
     let table = &Table::without_columns(feature.vocabulary_size);
     let reading = Reading { table, ids: sent.ids(), policy: feature.policy, num_read_instead: 0 };
-    look_up(feature, sent, reading, &mut [], &Placement { skip: 0, stride: 0, is_flat: false }).map(drop)
+    let placement = Placement { skip: 0, stride: 0, is_flat: false, is_stored: false };
+    look_up(feature, sent, reading, &mut [], &placement).map(drop)
 }
 
 /// Writes the vectors of one feature to an output's memory; returns how many ids lie outside the table.
@@ -40,9 +43,8 @@ pub(super) fn look_up(
     placement: &Placement,
 ) -> LookupResult {
     let Reading { table, ids, policy, num_read_instead } = reading;
-    let row_bytes = table.embedding_dim * feature.dtype.size();
-    let &Placement { skip, stride, is_flat } = placement;
-    let is_stored = feature.is_stored();
+    let &Placement { skip, stride, is_flat, is_stored } = placement;
+    let row_bytes = if is_stored { table.stored_bytes() } else { table.embedding_dim * 4 };
     let gather = |ids: Ints<'_>, out: OutputRows<'_>| {
         if is_stored { table.gather_stored(ids, policy, out) } else { table.gather(ids, policy, out) }
     };

@@ -23,6 +23,7 @@ use super::notes::Notes;
 use super::rows_read::RowsRead;
 use super::sparse::Indexes;
 use crate::clusters::{Clusters, RemoteTable};
+use crate::tables::halves::Half;
 use crate::tables::hot_rows::HotRows;
 use crate::tables::labels::Labels;
 use crate::tables::map::{Map, Mark};
@@ -163,6 +164,8 @@ pub struct FeaturePlan {
     pub vocabulary: Option<usize>,
     /// V, the number of rows of the table, wherever its rows lie.
     pub vocabulary_size: usize,
+    /// Dtype of the table's stored numbers.
+    pub table_dtype: Dtype,
     /// Dtype of the feature's vectors: float32, or the table's, whose rows are then copied as they are stored.
     pub dtype: DataType,
     /// The largest norm of a row: a longer row is scaled down to this norm before it is weighted and combined.
@@ -181,6 +184,13 @@ impl FeaturePlan {
     #[inline]
     pub fn is_stored(&self) -> bool {
         self.dtype != DataType::Float32
+    }
+
+    /// Says whether the feature's vectors in these 16 bits are rows as its table stores them.
+    #[must_use]
+    pub fn is_stored_in(&self, half: Half) -> bool {
+        let is_copied = !matches!(self.lookup, LookupKind::Combine(_)) && !self.copies_rows;
+        is_copied && self.table_dtype == half.of_tables()
     }
 
     /// Returns the row that empty rows read; None if they read none.
@@ -1198,6 +1208,7 @@ fn feature(
         policy: Policy { on_bad_id: one.on_bad_id, default_row: one.default_row },
         vocabulary: one.vocabulary,
         vocabulary_size: table.vocabulary_size,
+        table_dtype: table.dtype,
         dtype,
         max_norm: one.max_norm,
         copies_rows: one.max_norm.is_some() || (table.dtype == Dtype::Float64 && dtype == DataType::Float32),

@@ -23,6 +23,7 @@ use super::rows_read::{RemoteRows, RowsRead};
 use super::servable::{Servable, Signature};
 use super::sparse::Sparse;
 use super::validation::{check_names, count_rows, shape_faults, validate_tensors};
+use crate::tables::halves::Half;
 use crate::tables::memory::copy;
 
 /// A lookup that reads and writes more than this number of bytes runs on the thread pool for large work. A lookup of
@@ -70,8 +71,8 @@ enum Content<'r> {
 
 /// The work for one validated request: runs its lookup or predict, and writes the numbers of its answer.
 ///
-/// A form calls `prepare`, then `outputs` for the sizes of the answer, then `fill` once for each output, and `finish`
-/// at the end. A predict runs in `prepare`; a lookup runs in `fill`, which writes table rows straight into the answer.
+/// A form calls `prepare`, then `outputs` for the sizes of the answer, then `append` once for each output, and `finish`
+/// at the end. A predict runs in `prepare`; a lookup runs in `append`, which writes table rows straight into the answer.
 pub struct Work<'s, 'r> {
     servable: &'s Servable,
     signature: usize,
@@ -79,6 +80,8 @@ pub struct Work<'s, 'r> {
     outputs: SmallVec<[OutputShape; 4]>,
     content: Content<'r>,
     unknown_keys: UnknownKeyCounts,
+    /// The 16 bits in which the answer has the numbers of float32 outputs; None for float32.
+    half: Option<Half>,
 }
 
 impl<'s, 'r> Work<'s, 'r> {
@@ -120,6 +123,7 @@ impl<'s, 'r> Work<'s, 'r> {
             outputs: SmallVec::new(),
             content: Content::Predict { outputs: vec![], notes: Notes::default() },
             unknown_keys,
+            half: None,
         };
         if let Some(graph) = &plan.graph {
             let all: SmallVec<[usize; 8]> = (0..plan.outputs.len()).collect();
@@ -175,7 +179,34 @@ impl<'s, 'r> Work<'s, 'r> {
         let all: SmallVec<[usize; 8]> = (0..servable.signatures()[signature].outputs.len()).collect();
         let shapes = graph_shapes(if wanted.is_empty() { &all } else { wanted }, &outputs);
         let content = Content::Predict { outputs, notes };
-        Work { servable, signature, rows, outputs: shapes, content, unknown_keys }
+        Work { servable, signature, rows, outputs: shapes, content, unknown_keys, half: None }
+    }
+
+    /// Rounds the numbers of float32 outputs to 16 bits; None leaves them as they are. Call this once, after `prepare`.
+    ///
+    /// A limit on the size of the answer counts such numbers as float32, because they are computed so.
+    pub fn round_to(&mut self, half: Option<Half>) {
+        self.half = half;
+        if let Some(half) = half {
+            let floats = self.outputs.iter_mut().filter(|shape| shape.dtype == DataType::Float32);
+            floats.for_each(|shape| shape.dtype = half.into());
+        }
+    }
+
+    /// Returns the 16 bits to which the numbers of an output are rounded after they are computed as float32.
+    fn rounded(&self, index: usize) -> Option<Half> {
+        let shape = &self.outputs[index];
+        let half = self.half.filter(|&half| shape.dtype == half.into())?;
+        let is_computed = match &self.content {
+            Content::Predict { outputs, .. } => outputs[index].dtype == DataType::Float32,
+            Content::Lookup { .. } => {
+                let plan = &self.servable.signatures()[self.signature];
+                let output = &plan.outputs[shape.output];
+                let is_stored = output.parts.iter().all(|&part| plan.features[part].is_stored_in(half));
+                output.dtype == DataType::Float32 && !is_stored
+            }
+        };
+        is_computed.then_some(half)
     }
 
     /// Returns B, the number of rows of the validated request.
@@ -190,15 +221,12 @@ impl<'s, 'r> Work<'s, 'r> {
         &self.outputs
     }
 
-    /// Writes the little-endian numbers of `Work::outputs()[index]`, end to end, to `to`.
+    /// Writes the little-endian numbers of `Work::outputs()[index]`, end to end, to `to`: float32 if they are rounded
+    /// afterwards.
     ///
     /// # Errors
     /// As `prepare`; `to` is then not initialised.
-    ///
-    /// # Panics
-    /// `to` has another length than [`OutputShape::num_bytes`], or the output is of dtype string.
-    pub fn fill(&mut self, index: usize, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
-        assert_eq!(to.len(), self.outputs[index].num_bytes());
+    fn fill(&mut self, index: usize, is_rounded: bool, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
         let plan = &self.servable.signatures()[self.signature];
         match &mut self.content {
             Content::Predict { outputs, .. } => {
@@ -213,16 +241,18 @@ impl<'s, 'r> Work<'s, 'r> {
                 Ok(())
             }
             Content::Lookup { sent, remote } => {
-                let output = &plan.outputs[self.outputs[index].output];
-                let dims = &self.outputs[index].dims;
-                let size = output.dtype.size();
+                let OutputShape { output, dtype, dims } = &self.outputs[index];
+                let output = &plan.outputs[*output];
+                let dtype = if is_rounded { DataType::Float32 } else { *dtype };
+                let size = dtype.size();
                 let stride = dims[dims.len() - 1] * size;
                 let mut skip = 0;
                 for &part in &output.parts {
                     let feature = &plan.features[part];
                     let sent = sent.get_mut(part).expect(SENT);
                     let remote = remote.get(part).and_then(Option::as_ref);
-                    let placement = Placement { skip, stride, is_flat: output.is_flat && dims.len() == 2 };
+                    let is_flat = output.is_flat && dims.len() == 2;
+                    let placement = Placement { skip, stride, is_flat, is_stored: dtype != DataType::Float32 };
                     let read = read(self.servable, plan, feature, sent, remote, to, &placement);
                     if matches!(read, Err(Declined::Fault(_))) {
                         // A refused lookup counts the id for which it is refused.
@@ -242,11 +272,25 @@ impl<'s, 'r> Work<'s, 'r> {
     /// Appends the little-endian numbers of `Work::outputs()[index]`, end to end, to `to`.
     ///
     /// # Errors
-    /// As [`Work::fill`]; `to` is then unchanged.
+    /// As `prepare`; `to` is then unchanged.
     pub fn append(&mut self, index: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
         let num_bytes = self.outputs[index].num_bytes();
+        let Some(half) = self.rounded(index) else { return self.append_filled(index, false, num_bytes, to) };
+        let mut computed = Vec::new();
+        self.append_filled(index, true, 2 * num_bytes, &mut computed)?;
+        half.append(&computed, to);
+        Ok(())
+    }
+
+    fn append_filled(
+        &mut self,
+        index: usize,
+        is_rounded: bool,
+        num_bytes: usize,
+        to: &mut Vec<u8>,
+    ) -> Result<(), Declined> {
         to.reserve(num_bytes);
-        self.fill(index, &mut to.spare_capacity_mut()[..num_bytes])?;
+        self.fill(index, is_rounded, &mut to.spare_capacity_mut()[..num_bytes])?;
         // SAFETY: `to` has `num_bytes` reserved bytes, and fill() has written them, so the vector may grow by this length.
         unsafe { to.set_len(to.len() + num_bytes) };
         Ok(())
@@ -265,7 +309,7 @@ impl<'s, 'r> Work<'s, 'r> {
     }
 
     /// Checks that no mapped file was damaged during the reads, and adds the request's unknown keys and, for a lookup,
-    /// its ids to the counts. Call this after the last `fill`. Returns what the client is told beside the answer.
+    /// its ids to the counts. Call this after the last `append`. Returns what the client is told beside the answer.
     ///
     /// # Errors
     /// A mapped file was damaged: the answer must not be sent.

@@ -23,6 +23,13 @@ pub(super) trait Lanes: Copy {
     fn int8(has: Self::Processor, bytes: &[u8; 8]) -> Self;
     /// Reads eight int4 numbers, two in each byte, the low half first.
     fn int4(has: Self::Processor, bytes: &[u8; 4]) -> Self;
+    /// Rounds the eight numbers to IEEE float16, ties to even. A NaN stays one, and becomes quiet.
+    fn to_float16(self) -> [u8; 16];
+    /// Rounds the eight numbers to bfloat16, ties to even. A NaN keeps only its sign, as in TensorFlow.
+    #[inline(always)]
+    fn to_bfloat16(self) -> [u8; 16] {
+        each_half(self.numbers(), bfloat16_bits)
+    }
     /// Returns `self + other`.
     fn plus(self, other: Self) -> Self;
     /// Returns `self * other`.
@@ -88,6 +95,11 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
+    fn to_float16(self) -> [u8; 16] {
+        each_half(self.0, narrowed)
+    }
+
+    #[inline(always)]
     fn plus(self, other: Self) -> Self {
         Self::each(|i| self.0[i] + other.0[i])
     }
@@ -139,6 +151,45 @@ pub(super) fn widened(half: u16) -> f32 {
     f32::from_bits(sign | number.to_bits())
 }
 
+/// Rounds a float32 to float16, as [`Lanes::to_float16`] does.
+///
+/// The function has no branches, so that the compiler can turn a loop over it into vector instructions. Source:
+/// `fp16_ieee_from_fp32_value` of github.com/Maratyszcza/FP16, `include/fp16/fp16.h`; that function gives all NaNs the
+/// same bits.
+#[inline(always)]
+pub(super) fn narrowed(number: f32) -> u16 {
+    let bits = number.to_bits();
+    let magnitude = bits << 1;
+    // A number that is too large for float16 becomes infinite. Adding a power of two rounds the number to the bits that
+    // float16 has for its exponent.
+    let base = number.abs() * f32::from_bits((127 + 112) << 23) * f32::from_bits((127 - 110) << 23);
+    let exponent = (magnitude & 0xFF00_0000).max(0x7100_0000);
+    let rounded = (f32::from_bits((exponent >> 1) + 0x0780_0000) + base).to_bits();
+    let finite = ((rounded >> 13) & 0x7C00) + (rounded & 0x0FFF);
+    let nan = 0x7E00 | ((bits >> 13) & 0x03FF);
+    let size = if magnitude > 0xFF00_0000 { nan } else { finite };
+    ((bits >> 16) & 0x8000 | size) as u16
+}
+
+/// Rounds a float32 to bfloat16, as [`Lanes::to_bfloat16`] does.
+#[must_use]
+#[inline(always)]
+pub fn bfloat16_bits(number: f32) -> u16 {
+    let bits = number.to_bits();
+    let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1));
+    let nan = (bits & 0x8000_0000) | 0x7FC0_0000;
+    (if bits << 1 > 0xFF00_0000 { nan } else { rounded } >> 16) as u16
+}
+
+#[inline(always)]
+fn each_half(numbers: [f32; LANES], half: impl Fn(f32) -> u16) -> [u8; 16] {
+    let mut halves = [0; 16];
+    for (to, number) in halves.as_chunks_mut().0.iter_mut().zip(numbers) {
+        *to = half(number).to_le_bytes();
+    }
+    halves
+}
+
 /// Returns an int4 number as float32: the low half of the byte for an even column, the high half for an odd column.
 #[inline(always)]
 pub(super) fn half_of_byte(byte: u8, column: usize) -> f32 {
@@ -164,10 +215,11 @@ pub(super) use avx2::{Avx2, HasAvx2};
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use std::arch::x86_64::{
-        __m256, _mm_loadl_epi64, _mm_loadu_si128, _mm256_add_ps, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
-        _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps,
-        _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_slli_epi32,
-        _mm256_sllv_epi32, _mm256_srai_epi32, _mm256_storeu_ps,
+        __m256, _MM_FROUND_TO_NEAREST_INT, _mm_loadl_epi64, _mm_loadu_si128, _mm_storeu_si128, _mm256_add_ps,
+        _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
+        _mm256_cvtps_ph, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_permute2f128_ps,
+        _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi32,
+        _mm256_storeu_ps,
     };
     use std::mem::MaybeUninit;
 
@@ -237,6 +289,17 @@ mod avx2 {
                 let tops = _mm256_sllv_epi32(_mm256_set1_epi32(word), lefts);
                 _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(tops))
             })
+        }
+
+        #[inline(always)]
+        fn to_float16(self) -> [u8; 16] {
+            let mut halves = [0; 16];
+            // SAFETY: only a processor with the instructions has a vector; they write the 16 bytes.
+            unsafe {
+                let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
+                _mm_storeu_si128(halves.as_mut_ptr().cast(), rounded);
+            }
+            halves
         }
 
         #[inline(always)]
