@@ -645,8 +645,7 @@ mod tests {
                 );
                 let outputs = vectors(&lookup, form).into_iter().map(|(name, sent, form)| {
                     let Elements::Numbers(numbers) = sent.elements else { panic!("no numbers") };
-                    let mut halves = vec![];
-                    half.append(&numbers, &mut halves);
+                    let halves = half.rounded(&numbers);
                     (name, SentTensor { dtype, elements: Elements::Numbers(halves), ..sent }, form)
                 });
                 let expected = response("lookup", "", &outputs.collect::<Vec<_>>());

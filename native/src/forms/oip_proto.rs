@@ -684,8 +684,7 @@ mod tests {
         {
             let rounded = vectors(&lookup).into_iter().map(|(name, sent)| {
                 let Elements::Numbers(numbers) = sent.elements else { panic!("no numbers") };
-                let mut halves = vec![];
-                half.append(&numbers, &mut halves);
+                let halves = half.rounded(&numbers);
                 (name, SentTensor { dtype, elements: Elements::Numbers(halves), ..sent })
             });
             assert_eq!(asked(datatype), Ok(response("lookup", "", &rounded.collect::<Vec<_>>())));

@@ -15,6 +15,7 @@ use super::description::{
 };
 use super::effort::Effort;
 use super::faults::{self, Asked, BoxedFault, Names as KnownNames};
+use super::feature_lookup::VectorForm;
 use super::graph_output::GraphOutput;
 use super::inputs::{Data, DataType, Inputs, Strings, Tensor, UnknownKeyCounts};
 use super::links::Links;
@@ -179,18 +180,17 @@ pub struct FeaturePlan {
 }
 
 impl FeaturePlan {
-    /// Says whether the feature's vectors are rows as the table stores them.
+    /// Returns the form in which an answer has the feature's vectors if it rounds float32 numbers to `half`.
     #[must_use]
     #[inline]
-    pub fn is_stored(&self) -> bool {
-        self.dtype != DataType::Float32
-    }
-
-    /// Says whether the feature's vectors in these 16 bits are rows as its table stores them.
-    #[must_use]
-    pub fn is_stored_in(&self, half: Half) -> bool {
+    pub(super) fn form(&self, half: Option<Half>) -> VectorForm {
         let is_copied = !matches!(self.lookup, LookupKind::Combine(_)) && !self.copies_rows;
-        is_copied && self.table_dtype == half.of_tables()
+        match half {
+            _ if self.dtype != DataType::Float32 => VectorForm::Stored,
+            None => VectorForm::Float32,
+            Some(half) if is_copied && self.table_dtype == half.of_tables() => VectorForm::Stored,
+            Some(half) => VectorForm::Rounded(half),
+        }
     }
 
     /// Returns the row that empty rows read; None if they read none.

@@ -244,11 +244,12 @@ fn numbers_are_rounded_and_stored_halves_keep_their_bits() {
             (0..4).for_each(|index| work.append(index, &mut all).expect("numbers"));
             answers.push(all);
         }
-        let mut quiet = Vec::new();
-        half.append(&answers[1], &mut quiet);
+        let quiet = half.rounded(&answers[1]);
         let zeros = [0_u8; 8];
         let path = [&rows[4..], &zeros, &rows[..4], &zeros].concat();
-        let expected = [&rows[4..], &rows[..4], &quiet[8..16], &path, &quiet[40..]].concat();
+        let sums = &quiet[8..16];
+        let both = [&rows[4..], &sums[..4], &rows[..4], &sums[4..]].concat();
+        let expected = [&rows[4..], &rows[..4], sums, &path, &both].concat();
         assert_eq!(answers[0], expected, "{dtype}");
         assert_ne!(answers[0], quiet, "{dtype}");
         inputs.insert(0, ints(&[1, 2]));

@@ -25,6 +25,7 @@ use super::sparse::Sparse;
 use super::validation::{check_names, count_rows, shape_faults, validate_tensors};
 use crate::tables::halves::Half;
 use crate::tables::memory::copy;
+use crate::tables::table::OutputRows;
 
 /// A lookup that reads and writes more than this number of bytes runs on the thread pool for large work. A lookup of
 /// this size takes some 100 microseconds, about as long as handing it to the pool and back.
@@ -184,29 +185,13 @@ impl<'s, 'r> Work<'s, 'r> {
 
     /// Rounds the numbers of float32 outputs to 16 bits; None leaves them as they are. Call this once, after `prepare`.
     ///
-    /// A limit on the size of the answer counts such numbers as float32, because they are computed so.
+    /// The limit on the size of the answer counts such numbers as float32.
     pub fn round_to(&mut self, half: Option<Half>) {
         self.half = half;
         if let Some(half) = half {
             let floats = self.outputs.iter_mut().filter(|shape| shape.dtype == DataType::Float32);
             floats.for_each(|shape| shape.dtype = half.into());
         }
-    }
-
-    /// Returns the 16 bits to which the numbers of an output are rounded after they are computed as float32.
-    fn rounded(&self, index: usize) -> Option<Half> {
-        let shape = &self.outputs[index];
-        let half = self.half.filter(|&half| shape.dtype == half.into())?;
-        let is_computed = match &self.content {
-            Content::Predict { outputs, .. } => outputs[index].dtype == DataType::Float32,
-            Content::Lookup { .. } => {
-                let plan = &self.servable.signatures()[self.signature];
-                let output = &plan.outputs[shape.output];
-                let is_stored = output.parts.iter().all(|&part| plan.features[part].is_stored_in(half));
-                output.dtype == DataType::Float32 && !is_stored
-            }
-        };
-        is_computed.then_some(half)
     }
 
     /// Returns B, the number of rows of the validated request.
@@ -221,12 +206,11 @@ impl<'s, 'r> Work<'s, 'r> {
         &self.outputs
     }
 
-    /// Writes the little-endian numbers of `Work::outputs()[index]`, end to end, to `to`: float32 if they are rounded
-    /// afterwards.
+    /// Writes the little-endian numbers of `Work::outputs()[index]`, end to end, to `to`.
     ///
     /// # Errors
     /// As `prepare`; `to` is then not initialised.
-    fn fill(&mut self, index: usize, is_rounded: bool, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
+    fn fill(&mut self, index: usize, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
         let plan = &self.servable.signatures()[self.signature];
         match &mut self.content {
             Content::Predict { outputs, .. } => {
@@ -234,16 +218,20 @@ impl<'s, 'r> Work<'s, 'r> {
                     OutputData::Numbers(numbers) => (**numbers).as_ref(),
                     OutputData::Strings(_) => &[],
                 };
-                if from.len() != to.len() {
+                let half = self.half.filter(|_| outputs[index].dtype == DataType::Float32);
+                let size = if half.is_some() { 2 * to.len() } else { to.len() };
+                if from.len() != size {
                     return Err(faults::internal("an output has not as many numbers as its shape says").into());
                 }
-                copy(from, to);
+                match half {
+                    Some(half) => half.round(from, OutputRows::new(to, 0, size / 2, size / 2, 1)),
+                    None => copy(from, to),
+                }
                 Ok(())
             }
             Content::Lookup { sent, remote } => {
                 let OutputShape { output, dtype, dims } = &self.outputs[index];
                 let output = &plan.outputs[*output];
-                let dtype = if is_rounded { DataType::Float32 } else { *dtype };
                 let size = dtype.size();
                 let stride = dims[dims.len() - 1] * size;
                 let mut skip = 0;
@@ -252,7 +240,7 @@ impl<'s, 'r> Work<'s, 'r> {
                     let sent = sent.get_mut(part).expect(SENT);
                     let remote = remote.get(part).and_then(Option::as_ref);
                     let is_flat = output.is_flat && dims.len() == 2;
-                    let placement = Placement { skip, stride, is_flat, is_stored: dtype != DataType::Float32 };
+                    let placement = Placement { skip, stride, is_flat, form: feature.form(self.half) };
                     let read = read(self.servable, plan, feature, sent, remote, to, &placement);
                     if matches!(read, Err(Declined::Fault(_))) {
                         // A refused lookup counts the id for which it is refused.
@@ -275,22 +263,8 @@ impl<'s, 'r> Work<'s, 'r> {
     /// As `prepare`; `to` is then unchanged.
     pub fn append(&mut self, index: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
         let num_bytes = self.outputs[index].num_bytes();
-        let Some(half) = self.rounded(index) else { return self.append_filled(index, false, num_bytes, to) };
-        let mut computed = Vec::new();
-        self.append_filled(index, true, 2 * num_bytes, &mut computed)?;
-        half.append(&computed, to);
-        Ok(())
-    }
-
-    fn append_filled(
-        &mut self,
-        index: usize,
-        is_rounded: bool,
-        num_bytes: usize,
-        to: &mut Vec<u8>,
-    ) -> Result<(), Declined> {
         to.reserve(num_bytes);
-        self.fill(index, is_rounded, &mut to.spare_capacity_mut()[..num_bytes])?;
+        self.fill(index, &mut to.spare_capacity_mut()[..num_bytes])?;
         // SAFETY: `to` has `num_bytes` reserved bytes, and fill() has written them, so the vector may grow by this length.
         unsafe { to.set_len(to.len() + num_bytes) };
         Ok(())

@@ -26,10 +26,7 @@ pub(super) trait Lanes: Copy {
     /// Rounds the eight numbers to IEEE float16, ties to even. A NaN stays one, and becomes quiet.
     fn to_float16(self) -> [u8; 16];
     /// Rounds the eight numbers to bfloat16, ties to even. A NaN keeps only its sign, as in TensorFlow.
-    #[inline(always)]
-    fn to_bfloat16(self) -> [u8; 16] {
-        each_half(self.numbers(), bfloat16_bits)
-    }
+    fn to_bfloat16(self) -> [u8; 16];
     /// Returns `self + other`.
     fn plus(self, other: Self) -> Self;
     /// Returns `self * other`.
@@ -97,6 +94,11 @@ impl Lanes for Plain {
     #[inline(always)]
     fn to_float16(self) -> [u8; 16] {
         each_half(self.0, narrowed)
+    }
+
+    #[inline(always)]
+    fn to_bfloat16(self) -> [u8; 16] {
+        each_half(self.0, bfloat16_bits)
     }
 
     #[inline(always)]
@@ -215,10 +217,12 @@ pub(super) use avx2::{Avx2, HasAvx2};
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use std::arch::x86_64::{
-        __m256, _MM_FROUND_TO_NEAREST_INT, _mm_loadl_epi64, _mm_loadu_si128, _mm_storeu_si128, _mm256_add_ps,
-        _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
-        _mm256_cvtps_ph, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_permute2f128_ps,
-        _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi32,
+        __m256, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_loadl_epi64, _mm_loadu_si128, _mm_packus_epi32,
+        _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_epi8, _mm256_castps_si256,
+        _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+        _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extracti128_si256, _mm256_fmadd_ps,
+        _mm256_hadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_permute2f128_ps, _mm256_set1_epi32,
+        _mm256_set1_ps, _mm256_setr_epi32, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi32, _mm256_srli_epi32,
         _mm256_storeu_ps,
     };
     use std::mem::MaybeUninit;
@@ -298,6 +302,25 @@ mod avx2 {
             unsafe {
                 let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
                 _mm_storeu_si128(halves.as_mut_ptr().cast(), rounded);
+            }
+            halves
+        }
+
+        #[inline(always)]
+        fn to_bfloat16(self) -> [u8; 16] {
+            let mut halves = [0; 16];
+            // As bfloat16_bits(). SAFETY: only a processor with the instructions has a vector; they write the 16 bytes.
+            unsafe {
+                let bits = _mm256_castps_si256(self.0);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
+                let sign = _mm256_and_si256(bits, _mm256_set1_epi32(i32::MIN));
+                let nan = _mm256_or_si256(sign, _mm256_set1_epi32(0x7FC0_0000));
+                let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0));
+                let words = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, nan, is_nan));
+                let high = _mm256_extracti128_si256::<1>(words);
+                let packed = _mm_packus_epi32(_mm256_castsi256_si128(words), high);
+                _mm_storeu_si128(halves.as_mut_ptr().cast(), packed);
             }
             halves
         }

@@ -268,7 +268,7 @@ fn nearest(number: f32, infinity: u16, value: impl Fn(u16) -> f64) -> u16 {
     }
     let sign = if number.is_sign_negative() { 0x8000 } else { 0 };
     let (below, above) = (size - value(low), value(high) - size);
-    let is_up = above < below || (above == below && low % 2 == 1);
+    let is_up = if low % 2 == 0 { above < below } else { above <= below };
     sign | (low + u16::from(is_up)).min(infinity)
 }
 
@@ -289,9 +289,10 @@ fn float32_is_rounded_to_the_nearest_half() {
         (Half::Bfloat16, all.iter().map(|&number| nearest(number, 0x7F80, brain)).collect()),
     ] {
         for processor in processors() {
-            let mut to = vec![0; numbers.len() / 2];
-            name.round_on(processor, &numbers, &mut to);
-            for ((number, &got), expected) in all.iter().zip(to.as_chunks().0).zip(&expected) {
+            let mut to = vec![MaybeUninit::new(0); numbers.len() / 2];
+            let width = to.len();
+            name.round_on(processor, &numbers, OutputRows::new(&mut to, 0, width, width, 1));
+            for ((number, &got), expected) in all.iter().zip(written(&to).as_chunks().0).zip(&expected) {
                 let (bits, got) = (number.to_bits(), u16::from_le_bytes(got));
                 let sign = (bits >> 16) as u16 & 0x8000;
                 let expected = match name {
@@ -306,13 +307,27 @@ fn float32_is_rounded_to_the_nearest_half() {
 }
 
 #[test]
-fn any_count_of_numbers_is_rounded() {
-    let numbers: Vec<u8> = (0..40_u8).flat_map(|number| f32::from(number).to_le_bytes()).collect();
-    for count in 0..=40 {
-        let mut to = vec![7];
-        Half::Bfloat16.append(&numbers[..4 * count], &mut to);
-        let expected: Vec<u8> = numbers[..4 * count].as_chunks::<4>().0.iter().flat_map(|n| [n[2], n[3]]).collect();
-        assert_eq!(to, [&[7], &*expected].concat());
+fn rows_of_any_width_are_rounded_in_place() {
+    let rows = 3;
+    for width in (0..=40).chain([2000, 5000]) {
+        let number = |i: usize| f32::from((i % 128) as u8);
+        let mut to = vec![MaybeUninit::new(0xA5); 1 + rows * (2 * width + 1)];
+        let out = OutputRows::new(&mut to, 1, 2 * width + 1, 2 * width, rows);
+        // Of the last width, a block has fewer rows than there are.
+        let missing = Half::Bfloat16.round_computed(width, out, |first, mut part| {
+            for r in 0..part.rows() {
+                for (i, to) in part.row(r).as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                    *to = number((first + r) * width + i).to_le_bytes().map(MaybeUninit::new);
+                }
+            }
+            Ok(part.rows())
+        });
+        assert_eq!(missing, Ok(rows));
+        for (r, row) in written(&to)[1..].chunks(2 * width + 1).enumerate() {
+            let expected: Vec<u8> =
+                (0..width).flat_map(|i| number(r * width + i).to_le_bytes()[2..].to_vec()).collect();
+            assert_eq!(row, [&*expected, &[0xA5]].concat());
+        }
     }
 }
 
