@@ -6,6 +6,7 @@ pub use super::lanes::bfloat16_bits;
 use super::lanes::{LANES, Lanes};
 use super::numbers::Stored;
 use super::processor::{Kernel, Processor};
+use super::rows::ZERO;
 use super::table::{Dtype, LookupResult, OutputRows};
 
 /// Number of bytes of float32 numbers that are computed before they are rounded: half of a small first cache.
@@ -97,8 +98,8 @@ impl Kernel for Round<'_> {
     #[inline(always)]
     fn run<L: Lanes, S: Stored>(self, has: L::Processor) -> LookupResult {
         match self.half {
-            Half::Float16 => self.rows(|eight| L::float32(has, eight).to_float16()),
-            Half::Bfloat16 => self.rows(|eight| L::float32(has, eight).to_bfloat16()),
+            Half::Float16 => self.rows::<L, true>(has),
+            Half::Bfloat16 => self.rows::<L, false>(has),
         }
         Ok(0)
     }
@@ -106,21 +107,31 @@ impl Kernel for Round<'_> {
 
 impl Round<'_> {
     #[inline(always)]
-    fn rows(mut self, eight: impl Fn(&[u8; 4 * LANES]) -> [u8; 2 * LANES]) {
+    fn rows<L: Lanes, const IS_FLOAT16: bool>(mut self, has: L::Processor) {
         let width = self.out.width();
         assert_eq!(self.numbers.len(), 2 * width * self.out.rows());
         for r in 0..self.out.rows() {
             let (numbers, last) = self.numbers[2 * width * r..][..2 * width].as_chunks();
             let (to, last_to) = self.out.row(r).as_chunks_mut();
             for (to, numbers) in to.iter_mut().zip(numbers) {
-                *to = eight(numbers).map(MaybeUninit::new);
+                eight::<L, IS_FLOAT16>(has, numbers, to);
             }
             if !last.is_empty() {
-                let mut padded = [0; 4 * LANES];
+                let (mut padded, mut halves) = ([0; 4 * LANES], [ZERO; 2 * LANES]);
                 padded[..last.len()].copy_from_slice(last);
-                let halves = eight(&padded).map(MaybeUninit::new);
+                eight::<L, IS_FLOAT16>(has, &padded, &mut halves);
                 last_to.copy_from_slice(&halves[..last_to.len()]);
             }
         }
     }
+}
+
+#[inline(always)]
+fn eight<L: Lanes, const IS_FLOAT16: bool>(
+    has: L::Processor,
+    numbers: &[u8; 4 * LANES],
+    to: &mut [MaybeUninit<u8>; 2 * LANES],
+) {
+    let numbers = L::float32(has, numbers);
+    if IS_FLOAT16 { numbers.write_float16(to) } else { numbers.write_bfloat16(to) }
 }

@@ -23,10 +23,10 @@ pub(super) trait Lanes: Copy {
     fn int8(has: Self::Processor, bytes: &[u8; 8]) -> Self;
     /// Reads eight int4 numbers, two in each byte, the low half first.
     fn int4(has: Self::Processor, bytes: &[u8; 4]) -> Self;
-    /// Rounds the eight numbers to IEEE float16, ties to even. A NaN stays one, and becomes quiet.
-    fn to_float16(self) -> [u8; 16];
-    /// Rounds the eight numbers to bfloat16, ties to even. A NaN keeps only its sign, as in TensorFlow.
-    fn to_bfloat16(self) -> [u8; 16];
+    /// Writes the eight numbers as IEEE float16, rounded with ties to even. A NaN stays one, and becomes quiet.
+    fn write_float16(self, to: &mut [MaybeUninit<u8>; 16]);
+    /// Writes the eight numbers as bfloat16, rounded with ties to even. A NaN keeps only its sign, as in TensorFlow.
+    fn write_bfloat16(self, to: &mut [MaybeUninit<u8>; 16]);
     /// Returns `self + other`.
     fn plus(self, other: Self) -> Self;
     /// Returns `self * other`.
@@ -92,13 +92,17 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
-    fn to_float16(self) -> [u8; 16] {
-        each_half(self.0, narrowed)
+    fn write_float16(self, to: &mut [MaybeUninit<u8>; 16]) {
+        for (to, number) in to.as_chunks_mut::<2>().0.iter_mut().zip(self.0) {
+            *to = narrowed(number).to_le_bytes().map(MaybeUninit::new);
+        }
     }
 
     #[inline(always)]
-    fn to_bfloat16(self) -> [u8; 16] {
-        each_half(self.0, bfloat16_bits)
+    fn write_bfloat16(self, to: &mut [MaybeUninit<u8>; 16]) {
+        for (to, number) in to.as_chunks_mut::<2>().0.iter_mut().zip(self.0) {
+            *to = bfloat16_bits(number).to_le_bytes().map(MaybeUninit::new);
+        }
     }
 
     #[inline(always)]
@@ -153,7 +157,7 @@ pub(super) fn widened(half: u16) -> f32 {
     f32::from_bits(sign | number.to_bits())
 }
 
-/// Rounds a float32 to float16, as [`Lanes::to_float16`] does.
+/// Rounds a float32 to float16, as [`Lanes::write_float16`] does.
 ///
 /// The function has no branches, so that the compiler can turn a loop over it into vector instructions. Source:
 /// `fp16_ieee_from_fp32_value` of github.com/Maratyszcza/FP16, `include/fp16/fp16.h`; that function gives all NaNs the
@@ -173,7 +177,7 @@ pub(super) fn narrowed(number: f32) -> u16 {
     ((bits >> 16) & 0x8000 | size) as u16
 }
 
-/// Rounds a float32 to bfloat16, as [`Lanes::to_bfloat16`] does.
+/// Rounds a float32 to bfloat16, as [`Lanes::write_bfloat16`] does.
 #[must_use]
 #[inline(always)]
 pub fn bfloat16_bits(number: f32) -> u16 {
@@ -181,15 +185,6 @@ pub fn bfloat16_bits(number: f32) -> u16 {
     let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1));
     let nan = (bits & 0x8000_0000) | 0x7FC0_0000;
     (if bits << 1 > 0xFF00_0000 { nan } else { rounded } >> 16) as u16
-}
-
-#[inline(always)]
-fn each_half(numbers: [f32; LANES], half: impl Fn(f32) -> u16) -> [u8; 16] {
-    let mut halves = [0; 16];
-    for (to, number) in halves.as_chunks_mut().0.iter_mut().zip(numbers) {
-        *to = half(number).to_le_bytes();
-    }
-    halves
 }
 
 /// Returns an int4 number as float32: the low half of the byte for an even column, the high half for an odd column.
@@ -296,19 +291,16 @@ mod avx2 {
         }
 
         #[inline(always)]
-        fn to_float16(self) -> [u8; 16] {
-            let mut halves = [0; 16];
+        fn write_float16(self, to: &mut [MaybeUninit<u8>; 16]) {
             // SAFETY: only a processor with the instructions has a vector; they write the 16 bytes.
             unsafe {
                 let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
-                _mm_storeu_si128(halves.as_mut_ptr().cast(), rounded);
+                _mm_storeu_si128(to.as_mut_ptr().cast(), rounded);
             }
-            halves
         }
 
         #[inline(always)]
-        fn to_bfloat16(self) -> [u8; 16] {
-            let mut halves = [0; 16];
+        fn write_bfloat16(self, to: &mut [MaybeUninit<u8>; 16]) {
             // As bfloat16_bits(). SAFETY: only a processor with the instructions has a vector; they write the 16 bytes.
             unsafe {
                 let bits = _mm256_castps_si256(self.0);
@@ -320,9 +312,8 @@ mod avx2 {
                 let words = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, nan, is_nan));
                 let high = _mm256_extracti128_si256::<1>(words);
                 let packed = _mm_packus_epi32(_mm256_castsi256_si128(words), high);
-                _mm_storeu_si128(halves.as_mut_ptr().cast(), packed);
+                _mm_storeu_si128(to.as_mut_ptr().cast(), packed);
             }
-            halves
         }
 
         #[inline(always)]
