@@ -432,7 +432,7 @@ pub(super) struct SumTarget {
 
 /// Prefetches the `num_bytes` bytes from the address `at` on into the processor's cache.
 #[inline(always)]
-pub(super) fn prefetch(at: *const u8, num_bytes: usize) {
+fn prefetch(at: *const u8, num_bytes: usize) {
     // The first and the last cache line are prefetched before the loop, which prefetches the lines between them. Most
     // rows take two or three lines, so this is twice as fast as one loop over all lines.
     let last = at.wrapping_add(num_bytes).wrapping_sub(1);

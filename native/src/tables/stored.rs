@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use super::memory::copy;
-use super::rows::{PREFETCH_DISTANCE, ZERO, prefetch};
+use super::rows::ZERO;
 use super::table::{Dtype, Ints, LookupError, LookupResult, OutputRows, Policy, Table};
 
 impl Table {
@@ -26,13 +26,7 @@ impl Table {
         let (size, row_bytes) = (self.vocabulary_size as u64, self.stored_bytes());
         assert!(out.rows() <= ids.len() && (out.rows() == 0 || row_bytes <= out.width()));
         let mut missing = 0;
-        let stored = self.rows.as_bytes();
         for i in 0..out.rows() {
-            if i + PREFETCH_DISTANCE < ids.len() {
-                // An id outside the table gives an address that the processor does not read.
-                let ahead = (ids.get(i + PREFETCH_DISTANCE) as usize).wrapping_mul(row_bytes);
-                prefetch(stored.as_ptr().wrapping_add(ahead), row_bytes);
-            }
             let id = ids.get(i);
             let row = if (id as u64) < size {
                 Some(id)
@@ -44,7 +38,7 @@ impl Table {
             let to = &mut to[..row_bytes];
             match row {
                 Some(row) => {
-                    copy(&stored[row as usize * row_bytes..][..row_bytes], to);
+                    copy(&self.rows.as_bytes()[row as usize * row_bytes..][..row_bytes], to);
                 }
                 None => to.fill(ZERO),
             }
