@@ -16,7 +16,7 @@ use pyo3::types::PyBytes;
 use crate::edge::{
     self, Access, Caller, Cors, Dispatch, Limits, Listen, LogEntry, Method, Records, Snapshot, Target, Tracing, Wire,
 };
-use crate::forms::{self, Answered, Call};
+use crate::forms::{self, Answered, Call, TensorEncoding};
 use crate::plan::faults::Code;
 use crate::plan::{self, Declined, Description, Effort, ModelRoutes, Routes, VersionMemory, Waiting};
 use crate::python_tables::{Map, Mark, memories};
@@ -109,7 +109,7 @@ impl Servable {
                 routes: &routes,
                 effort: Effort::Wait(&waiting),
                 max_response_bytes: usize::MAX,
-                as_content: true,
+                encoding: TensorEncoding::Content,
                 strict_json: false,
                 grant: None,
                 log: None,
@@ -419,7 +419,7 @@ impl Forms {
             routes: &self.routes,
             effort: Effort::Wait(waiting),
             max_response_bytes: self.max_response_bytes,
-            as_content: self.as_content,
+            encoding: TensorEncoding::of_server(self.as_content),
             strict_json: self.strict_json,
             grant: None,
             log: None,

@@ -259,10 +259,8 @@ fn predict<'py>(
             let strings = work.strings(i).iter().map(|string| PyBytes::new(py, string));
             PyList::new(py, strings.collect::<Vec<_>>())?.into_any()
         } else {
-            let mut bytes = vec![std::mem::MaybeUninit::new(0_u8); shape.num_bytes()];
-            work.fill(i, &mut bytes).map_err(declined)?;
-            // SAFETY: the code above has set every byte to 0, so all bytes are initialised.
-            let bytes: Vec<u8> = bytes.iter().map(|byte| unsafe { byte.assume_init() }).collect();
+            let mut bytes = Vec::new();
+            work.append(i, &mut bytes).map_err(declined)?;
             PyBytes::new(py, &bytes).into_any()
         };
         fetched.push((shape.dtype as u32, shape.dims.to_vec(), data));

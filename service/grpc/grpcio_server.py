@@ -345,7 +345,7 @@ class _MethodTable(grpc.GenericRpcHandler):
         as_content = self._as_content
         for key, value in handler_call_details.invocation_metadata or ():
             if key == TENSOR_ENCODING_KEY:
-                as_content = value == "content"
+                as_content = value != "values"
         path = handler_call_details.method
         return self._handlers.get((path, as_content)) or self._unimplemented.get(path)
 

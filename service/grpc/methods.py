@@ -222,7 +222,8 @@ HEALTH_NAMES = ("", PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, "Predi
 # UNIMPLEMENTED.
 UNIMPLEMENTED: Mapping[str, str] = {**SERVING_UNIMPLEMENTED, **INFERENCE_UNIMPLEMENTED}
 
-# Metadata key by which a request chooses its answer's form: tensors as "content" or "values".
+# Metadata key by which a request chooses its answer's form: "values", or one of those in tensor_content. Searches do
+# not round their scores.
 TENSOR_ENCODING_KEY = "x-tensor-encoding"
 
 

@@ -13,14 +13,15 @@ from functools import partial
 from typing import Any, NoReturn
 
 import grpc
+import numpy as np
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from service.artifact.protos import message_class
 from service.artifact.signature_def import encode_metadata
-from service.artifact.tensor_proto import MAX_SPREAD_ELEMENTS, decode_tensor, encode_tensor
+from service.artifact.tensor_proto import MAX_SPREAD_ELEMENTS, NUMPY_DTYPES, decode_tensor, dtype_number, encode_tensor
 from service.configuration.settings import StartError
-from service.errors import InvalidRequest, MalformedPayload, NotFound, ServiceError
+from service.errors import InvalidRequest, MalformedPayload, NotFound, ServiceError, Unimplemented
 from service.reference.models import Models
 from service.types import Array, ModelRef
 
@@ -31,7 +32,15 @@ MODEL_SERVICE = "tensorflow.serving.ModelService"
 # Longest text of an error; the details of a status travel in a header.
 _MAX_DETAIL_BYTES = 1024
 
-Method = Callable[[bytes], bytes]
+Method = Callable[[bytes, grpc.ServicerContext], bytes]
+
+# Value of the metadata "x-tensor-encoding" -> whether numbers are in tensor_content, and the dtype of float32 outputs.
+_ENCODINGS = {
+    "values": (False, "float32"),
+    "content": (True, "float32"),
+    "float16": (True, "float16"),
+    "bfloat16": (True, "bfloat16"),
+}
 
 
 def create_grpc_server(
@@ -80,7 +89,7 @@ class _Handlers(grpc.GenericRpcHandler):
 def _answering(run: Method) -> Callable[[bytes, grpc.ServicerContext], bytes]:
     def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
         try:
-            return run(data)
+            return run(data, context)
         except ServiceError as error:
             if error.code == "INTERNAL":
                 logger.error("request failed: %s", error.message, exc_info=error)
@@ -118,7 +127,8 @@ def _ref(spec: Any) -> ModelRef:
     return ModelRef(spec.name, spec.version.value if choice else None)
 
 
-def _predict(models: Models, as_content: bool, data: bytes) -> bytes:
+def _predict(models: Models, as_content: bool, data: bytes, context: grpc.ServicerContext) -> bytes:
+    as_content, dtype = _encoding(context, as_content)
     request = _parsed("tensorflow.serving.PredictRequest", data)
     with models.lease(_ref(request.model_spec)) as model:
         spec = model.signature(request.model_spec.signature_name)
@@ -127,8 +137,27 @@ def _predict(models: Models, as_content: bool, data: bytes) -> bytes:
     response.model_spec.name, response.model_spec.version.value = model.name, model.version
     response.model_spec.signature_name = spec.name
     for name, array in outputs.items():
+        if array.dtype == np.float32:
+            # A number that is too large for float16 becomes infinite.
+            with np.errstate(over="ignore"):
+                array = array.astype(dtype)
         response.outputs[name].ParseFromString(b"".join(encode_tensor(name, array, as_content=as_content)))
     return bytes(response.SerializeToString())
+
+
+def _encoding(context: grpc.ServicerContext, as_content: bool) -> tuple[bool, np.dtype[Any]]:
+    """Returns whether an answer has its numbers in tensor_content, and the dtype of its float32 outputs."""
+    chosen = dict(context.invocation_metadata() or ()).get("x-tensor-encoding")
+    if chosen is None:
+        return as_content, np.dtype(np.float32)
+    if chosen not in _ENCODINGS:
+        known = ", ".join(_ENCODINGS)
+        raise InvalidRequest(f'The metadata "x-tensor-encoding" is "{chosen!s}"; expected one of {known}.')
+    as_content, name = _ENCODINGS[chosen]
+    dtype = NUMPY_DTYPES.get(dtype_number(name))
+    if dtype is None:
+        raise Unimplemented(f"The reference server needs the package ml_dtypes for answers in {name}.")
+    return as_content, dtype
 
 
 def _decoded(request: Any, num_bytes: int) -> dict[str, Array]:
@@ -142,7 +171,7 @@ def _decoded(request: Any, num_bytes: int) -> dict[str, Array]:
     return arrays
 
 
-def _metadata(models: Models, data: bytes) -> bytes:
+def _metadata(models: Models, data: bytes, _: grpc.ServicerContext) -> bytes:
     request = _parsed("tensorflow.serving.GetModelMetadataRequest", data)
     if not request.metadata_field:
         raise InvalidRequest("GetModelMetadataRequest must specify at least one metadata_field")
@@ -153,7 +182,7 @@ def _metadata(models: Models, data: bytes) -> bytes:
         return encode_metadata(model.name, model.version, model.signatures)
 
 
-def _status(models: Models, data: bytes) -> bytes:
+def _status(models: Models, data: bytes, _: grpc.ServicerContext) -> bytes:
     # A label is ignored, and a model without a name is an unknown one, as in TensorFlow Serving.
     spec = _parsed("tensorflow.serving.GetModelStatusRequest", data).model_spec
     response = message_class("tensorflow.serving.GetModelStatusResponse")()
@@ -165,7 +194,7 @@ def _status(models: Models, data: bytes) -> bytes:
     return bytes(response.SerializeToString())
 
 
-def _check(models: Models, data: bytes) -> bytes:
+def _check(models: Models, data: bytes, _: grpc.ServicerContext) -> bytes:
     """Answers a health check of the server (""), of one of its services, or of a model."""
     try:
         service = health_pb2.HealthCheckRequest.FromString(data).service

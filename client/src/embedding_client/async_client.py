@@ -47,11 +47,12 @@ class AsyncEmbeddingClient:
         tls: Tls | None = None,
         token: Token = None,
         http_target: str | None = None,
+        float_dtype: str = "float32",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         random: Callable[[], float] = random_module.random,
     ) -> None:
-        self._methods = Methods(target, model, tls, http_target)
+        self._methods = Methods(target, model, tls, http_target, float_dtype)
         self._bearer = Bearer(token)
         self._policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(retries)
         self._timeout_s = timeout_s

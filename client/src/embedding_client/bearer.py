@@ -40,10 +40,10 @@ class Bearer:
         value = self.value()
         return others if value is None else {**others, "Authorization": value}
 
-    def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """Returns the gRPC metadata that carries the bearer token; None if the client has no token."""
+    def metadata(self, others: tuple[tuple[str, str], ...] = ()) -> tuple[tuple[str, str], ...]:
+        """Returns the gRPC metadata `others`, and that which carries the bearer token."""
         value = self.value()
-        return None if value is None else (("authorization", value),)
+        return others if value is None else (*others, ("authorization", value))
 
 
 def _value(token: str) -> str:

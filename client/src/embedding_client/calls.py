@@ -46,12 +46,14 @@ class Call(NamedTuple, Generic[T]):
     body: the request's bytes; None sends an HTTP GET.
     decode: makes the result from the Reply.
     json_length: the length of the JSON before the body's binary tensors; None: the body is one text or message.
+    metadata: gRPC metadata of this call.
     """
 
     path: str
     body: bytes | None
     decode: Callable[[Reply], T]
     json_length: int | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
 
     def read(self, reply: Reply) -> T:
         """Decodes the server's reply to this request; raises ServerFault if the reply breaks the protocol."""

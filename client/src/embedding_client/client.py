@@ -45,6 +45,8 @@ class EmbeddingClient:
       token: a bearer token, or a callable that returns it for each request. The client does not encrypt it: send it
         over TLS, or to this machine.
       http_target: "http://host:port" of the same server for `tables` and `rows`, which gRPC lacks.
+      float_dtype: "float16" or "bfloat16": lookup and predict return float32 outputs rounded to this dtype, in answers
+        of half the bytes.
       clock, sleep, random: monotonic seconds, waiting, and a number of [0, 1); for tests.
 
     Raises:
@@ -63,11 +65,12 @@ class EmbeddingClient:
         tls: Tls | None = None,
         token: Token = None,
         http_target: str | None = None,
+        float_dtype: str = "float32",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
         random: Callable[[], float] = random_module.random,
     ) -> None:
-        self._methods = Methods(target, model, tls, http_target)
+        self._methods = Methods(target, model, tls, http_target, float_dtype)
         self._bearer = Bearer(token)
         self._policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(retries)
         self._timeout_s = timeout_s

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from embedding_client import messages
 from embedding_client.calls import Call, Flow, Reply, Where
 from embedding_client.errors import Unimplemented
 from embedding_client.inputs import Ids, lookup_tensors
-from embedding_client.types import Array, ModelMetadata, Neighbors, Outputs, TableDescription, VersionStatus
+from embedding_client.types import FLOAT32, Array, ModelMetadata, Neighbors, Outputs, TableDescription, VersionStatus
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
@@ -16,10 +19,14 @@ STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
 
 
 class GrpcCalls:
-    """The client's methods for one model, as gRPC calls of PredictionService and ModelService."""
+    """The client's methods for one model, as gRPC calls of PredictionService and ModelService.
 
-    def __init__(self, model: str) -> None:
+    dtype: the dtype in which the server shall send float32 outputs.
+    """
+
+    def __init__(self, model: str, dtype: np.dtype[Any] = FLOAT32) -> None:
         self._model = model
+        self._metadata = () if dtype == FLOAT32 else (("x-tensor-encoding", dtype.name),)
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
         """Calls the gRPC method Predict with a lookup signature."""
@@ -29,7 +36,7 @@ class GrpcCalls:
         """Calls the gRPC method Predict with any signature."""
         spec = messages.encode_model_spec(self._model, at, signature)
         request = messages.encode_predict(spec, inputs, outputs)
-        arrays: Outputs = yield Call(PREDICT, request, _outputs)
+        arrays: Outputs = yield Call(PREDICT, request, _outputs, metadata=self._metadata)
         return arrays
 
     def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:

@@ -50,7 +50,7 @@ class GrpcTransport:
         if method is None:
             method = self._methods[call.path] = self._channel.unary_unary(call.path)
         try:
-            return Reply(method(call.body, timeout_s, self._bearer.metadata()))
+            return Reply(method(call.body, timeout_s, self._bearer.metadata(call.metadata)))
         except grpc.RpcError as error:
             raise _rpc_error(error, self._target, timeout_s) from error
 
@@ -77,7 +77,7 @@ class AsyncGrpcTransport:
         if method is None:
             method = self._methods[call.path] = self._channel.unary_unary(call.path)
         try:
-            return Reply(await method(call.body, timeout=timeout_s, metadata=self._bearer.metadata()))
+            return Reply(await method(call.body, timeout=timeout_s, metadata=self._bearer.metadata(call.metadata)))
         except grpc.RpcError as error:
             raise _rpc_error(error, self._target, timeout_s) from error
 

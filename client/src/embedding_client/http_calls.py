@@ -29,6 +29,7 @@ from embedding_client.open_inference import decode_infer, encode_infer
 from embedding_client.tensor_proto import dtype_of_proto_name
 from embedding_client.types import (
     DEFAULT_SIGNATURE,
+    FLOAT32,
     VALUES_SUFFIX,
     Array,
     ModelMetadata,
@@ -46,9 +47,13 @@ _MAX_SIGNATURES = 256
 
 
 class HttpCalls:
-    """The client's methods for one model, as requests to the server's HTTP routes."""
+    """The client's methods for one model, as requests to the server's HTTP routes.
 
-    def __init__(self, model: str) -> None:
+    dtype: the dtype in which the server shall send float32 outputs, where it sends them in binary form.
+    """
+
+    def __init__(self, model: str, dtype: np.dtype[Any] = FLOAT32) -> None:
+        self._dtype = dtype
         self._path = f"/models/{quote(model, safe='')}"
         # The caches of signatures need no lock: if two threads fetch the same signature, they store equal values.
         self._signatures: dict[tuple[Where, str], SignatureDescription] = {}
@@ -109,7 +114,7 @@ class HttpCalls:
         return _chosen(Outputs(arrays, version=version), outputs, described)
 
     def _infer(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Call[Outputs]:
-        body, json_length = encode_infer(inputs, outputs, signature)
+        body, json_length = encode_infer(inputs, outputs, signature, self._dtype)
         return Call(f"{self._at(at, '/v2', 'versions')}/infer", body, decode_infer, json_length)
 
     def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:

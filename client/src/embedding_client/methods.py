@@ -14,7 +14,8 @@ from embedding_client.http_calls import HttpCalls
 from embedding_client.inputs import FeatureIds, FeatureWeights, TensorInput, lookup_ids, tensors
 from embedding_client.leaves import to_array
 from embedding_client.targets import Target, Tls, parse_target
-from embedding_client.types import Array, ModelMetadata, Neighbors, Outputs, TableDescription, VersionStatus
+from embedding_client.tensor_proto import float_dtype as to_float_dtype
+from embedding_client.types import FLOAT32, Array, ModelMetadata, Neighbors, Outputs, TableDescription, VersionStatus
 
 
 class Methods:
@@ -24,12 +25,15 @@ class Methods:
     tables_target: the server for `tables` and `rows`; None if it is target.
     """
 
-    def __init__(self, target: str, model: str, tls: Tls | None, http_target: str | None) -> None:
+    def __init__(
+        self, target: str, model: str, tls: Tls | None, http_target: str | None, float_dtype: str = "float32"
+    ) -> None:
         if not model:
             raise ValueError("model is empty: expected the name of a served model")
         self.model = model
         self.target = parse_target(target, tls)
-        self._calls = _calls(self.target, model)
+        self._dtype = to_float_dtype(float_dtype)
+        self._calls = _calls(self.target, model, self._dtype)
         self._tables_calls = self._calls
         self.tables_target: Target | None = None
         if http_target is None:
@@ -39,7 +43,7 @@ class Methods:
         self.tables_target = parse_target(http_target, tls)
         if self.tables_target.wire != "http":
             raise ValueError(f"http_target {http_target!r}: expected http://host:port or https://host:port")
-        self._tables_calls = _calls(self.tables_target, model)
+        self._tables_calls = _calls(self.tables_target, model, self._dtype)
 
     def lookup(
         self,
@@ -52,9 +56,10 @@ class Methods:
         outputs: Sequence[str] | None,
     ) -> Flow[Outputs]:
         """Checks the client's arguments for lookup(); returns the generator of its `Call`s; raises InvalidRequest."""
-        return self._calls.lookup(
+        flow = self._calls.lookup(
             lookup_ids(features, weights), _names(outputs), where(version, label), signature or "lookup"
         )
+        return self._rounded(flow)
 
     def predict(
         self,
@@ -66,7 +71,21 @@ class Methods:
         outputs: Sequence[str] | None,
     ) -> Flow[Outputs]:
         """Checks the client's arguments for predict(); returns the generator of its `Call`s; raises InvalidRequest."""
-        return self._calls.predict(tensors(inputs), _names(outputs), where(version, label), signature)
+        return self._rounded(self._calls.predict(tensors(inputs), _names(outputs), where(version, label), signature))
+
+    def _rounded(self, flow: Flow[Outputs]) -> Flow[Outputs]:
+        """Rounds float32 outputs to the client's dtype, if the server has not: JSON has none, nor has TensorFlow
+        Serving.
+        """
+        outputs = yield from flow
+        if self._dtype == FLOAT32:
+            return outputs
+        # A number that is too large for float16 becomes infinite, as in the server.
+        with np.errstate(over="ignore"):
+            for name, array in outputs.items():
+                if array.dtype == FLOAT32:
+                    outputs[name] = array.astype(self._dtype)
+        return outputs
 
     def tables(self, version: int | None, label: str | None) -> Flow[tuple[TableDescription, ...]]:
         """Checks the client's arguments for tables(); returns the generator of its `Call`s; raises InvalidRequest."""
@@ -106,8 +125,8 @@ class Methods:
         return self._calls.metadata(where(version, label))
 
 
-def _calls(target: Target, model: str) -> Calls:
-    return GrpcCalls(model) if target.wire == "grpc" else HttpCalls(model)
+def _calls(target: Target, model: str, dtype: np.dtype[Any]) -> Calls:
+    return GrpcCalls(model, dtype) if target.wire == "grpc" else HttpCalls(model, dtype)
 
 
 def _names(outputs: Sequence[str] | None) -> Sequence[str]:

@@ -19,7 +19,7 @@ import numpy as np
 from embedding_client.calls import Reply
 from embedding_client.errors import invalid
 from embedding_client.tensor_proto import DTYPE_NUMBERS, array_bytes, array_of_bytes, string_array
-from embedding_client.types import Array, Outputs
+from embedding_client.types import FLOAT32, Array, Outputs
 
 _LENGTH_BYTES = 4
 
@@ -46,8 +46,12 @@ class _Span(NamedTuple):
     stop: int
 
 
-def encode_infer(inputs: Mapping[str, Array], outputs: Sequence[str], signature: str) -> tuple[bytes, int]:
+def encode_infer(
+    inputs: Mapping[str, Array], outputs: Sequence[str], signature: str, dtype: np.dtype[Any] = FLOAT32
+) -> tuple[bytes, int]:
     """Returns the body of an `infer` request for binary outputs, and the length of the body's JSON.
+
+    dtype: the dtype in which the server shall send float32 outputs.
 
     Raises:
       InvalidRequest: the protocol has no datatype for an array.
@@ -66,13 +70,16 @@ def encode_infer(inputs: Mapping[str, Array], outputs: Sequence[str], signature:
             raise invalid(f'input "{name}": dtype {array.dtype} has no Open Inference datatype; use gRPC.')
         tensors.append((name, datatype, array.shape, len(part)))
         parts.append(part)
-    parts[0] = _head(signature, tuple(outputs), tuple(tensors))
+    parts[0] = _head(signature, tuple(outputs), tuple(tensors), dtype)
     return b"".join(parts), len(parts[0])
 
 
 @lru_cache(maxsize=1024)
 def _head(
-    signature: str, outputs: tuple[str, ...], tensors: tuple[tuple[str, str, tuple[int, ...], int], ...]
+    signature: str,
+    outputs: tuple[str, ...],
+    tensors: tuple[tuple[str, str, tuple[int, ...], int], ...],
+    dtype: np.dtype[Any],
 ) -> bytes:
     """Encodes the JSON of a request. Cached, because a client sends few names and shapes."""
     document: dict[str, Any] = {
@@ -82,6 +89,8 @@ def _head(
             for name, datatype, shape, size in tensors
         ],
     }
+    if dtype != FLOAT32:
+        document["parameters"]["output_datatype"] = _DATATYPES[dtype]
     if outputs:
         document["outputs"] = [{"name": name} for name in outputs]
     return json.dumps(document, separators=(",", ":")).encode()

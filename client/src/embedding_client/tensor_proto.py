@@ -71,6 +71,20 @@ _SMALL_BYTES = 4096
 _DTYPE, _SHAPE, _CONTENT, _STRING_VAL = 1, 2, 4, 8
 
 
+def float_dtype(name: str) -> np.dtype[Any]:
+    """Returns the dtype with this name in which a client can ask for float32 outputs.
+
+    Raises:
+      ValueError: there is no such dtype, or it needs a package that is not installed.
+    """
+    if name not in ("float32", "float16", "bfloat16"):
+        raise ValueError(f"float_dtype is {name!r}: expected float32, float16 or bfloat16")
+    dtype = next((dtype for dtype in DTYPE_NUMBERS if dtype.name == name), None)
+    if dtype is None:
+        raise ValueError("float_dtype is 'bfloat16', which numpy has with the package ml_dtypes only: install it")
+    return dtype
+
+
 def dtype_name(number: int) -> str:
     """Returns the name of a number of TensorFlow's DataType; a reference type has the same name as its plain type.
 

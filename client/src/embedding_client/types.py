@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+FLOAT32: np.dtype[Any] = np.dtype(np.float32)
 
 DEFAULT_SIGNATURE = "serving_default"
 

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
-use _native::forms::Call;
+use _native::forms::{Call, TensorEncoding};
 use _native::plan::{
     Declined, Effort, Graph, GraphOutput, Inputs, ModelRoutes, Notes, OutputData, Routes, Servable, Signature,
     VersionMemory,
@@ -48,7 +48,7 @@ fn ask_routes<T>(routes: &Routes, answer: impl Fn(&Call<'_>) -> Result<T, Declin
             routes,
             effort,
             max_response_bytes: MAX_RESPONSE_BYTES,
-            as_content: !is_plain,
+            encoding: TensorEncoding::of_server(!is_plain),
             strict_json: !is_plain,
             grant: None,
             log: None,

@@ -21,6 +21,7 @@ use super::inflating;
 use super::request_id;
 use super::shared::{Failed, Shared};
 use crate::admission::limits::INLINE_BYTES;
+use crate::forms::TensorEncoding;
 use crate::plan::faults::BoxedFault;
 use crate::plan::{Declined, Effort};
 
@@ -154,7 +155,7 @@ fn refuse_http(status: StatusCode, mut respond: SendResponse<Payload>) {
 /// [`super::grpc_metadata`] refuses it.
 ///
 /// # Errors
-/// The call's credentials belong to no caller.
+/// The call's credentials belong to no caller, or it asks for an unknown form of answer.
 fn plain(shared: &Shared, connection: &Connection, head: &Parts) -> Result<Option<Plain>, (Method, BoxedFault)> {
     let Some(method) = Method::of_path(head.uri.path()) else { return Ok(None) };
     let terms = shared.terms(&head.headers, connection).map_err(|fault| (method, fault))?;
@@ -167,7 +168,10 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts) -> Result<Optio
                 _ => return Ok(None),
             },
             "grpc-timeout" if grpc_message::timeout(value.as_bytes()).is_none() => return Ok(None),
-            "x-tensor-encoding" => plain.terms.as_content = value.as_bytes() == b"content",
+            "x-tensor-encoding" if method == Method::Predict => {
+                plain.terms.encoding =
+                    TensorEncoding::of_name(value.as_bytes()).map_err(|fault| (Method::Predict, fault))?;
+            }
             "x-response-encoding" if value.as_bytes() == b"gzip" => plain.terms.accepted = Accepted::only(Coding::Gzip),
             "x-request-id" if plain.request_id.is_none() && request_id::is_sane(value.as_bytes()) => {
                 plain.request_id = Some(value.clone());

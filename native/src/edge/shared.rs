@@ -29,7 +29,7 @@ use crate::admission::gate::Gates;
 use crate::admission::large::{LazyPool, Pool};
 use crate::admission::limits::{LARGE_HEAD_BYTES, Limits};
 use crate::admission::long_calls::LongCalls;
-use crate::forms::{Answered, Call, LogTerms};
+use crate::forms::{Answered, Call, LogTerms, TensorEncoding};
 use crate::forward::{GrpcUpstream, HttpUpstream};
 use crate::plan::faults::{self, BoxedFault};
 use crate::plan::{Declined, Effort, Grant, GraphLimit, Routes};
@@ -129,8 +129,8 @@ pub enum Failed {
 /// the request.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// Whether the answer has its numbers in `tensor_content`, if the request is a gRPC Predict.
-    pub as_content: bool,
+    /// How the answer has its numbers, if the request is a gRPC Predict.
+    pub encoding: TensorEncoding,
     /// The compressions that the client accepts for the answer.
     pub accepted: Accepted,
     grant: Option<Arc<Grant>>,
@@ -203,7 +203,8 @@ impl Shared {
                 Some(Arc::clone(grant.ok_or_else(faults::no_credentials)?))
             }
         };
-        Ok(Terms { as_content: self.as_content, accepted: Accepted::default(), grant })
+        let encoding = TensorEncoding::of_server(self.as_content);
+        Ok(Terms { encoding, accepted: Accepted::default(), grant })
     }
 
     /// Removes the client's headers whose prefix is reserved for the core, and adds the core's own headers.
@@ -265,7 +266,7 @@ impl Shared {
             routes,
             effort,
             max_response_bytes: self.limits.max_response_bytes,
-            as_content: terms.as_content,
+            encoding: terms.encoding,
             strict_json: self.strict_json,
             grant: terms.grant.as_deref(),
             log: Some(LogTerms { draw: fastrand::f64(), has_answers: self.has_log_answers }),

@@ -20,8 +20,9 @@ pub use examples::Method as InferenceMethod;
 pub use record::{LogRecord, LogTerms};
 
 pub use crate::plan::Version;
-use crate::plan::faults::{self, BoxedFault};
+use crate::plan::faults::{self, BoxedFault, Names};
 use crate::plan::{Effort, Grant, Notes, Routes, Servable};
+use crate::tables::halves::Half;
 
 pub mod json;
 pub mod lookup_json;
@@ -34,6 +35,52 @@ pub mod table_rows;
 pub mod tensorflow_json;
 mod usual;
 
+/// How a gRPC Predict answer has the numbers of its tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorEncoding {
+    /// In typed fields, such as `float_val`.
+    Values,
+    /// In `tensor_content`.
+    Content,
+    /// In `tensor_content`, and those of float32 outputs rounded to 16 bits. The typed field of such numbers has up to
+    /// three bytes for each.
+    Half(Half),
+}
+
+impl TensorEncoding {
+    /// The encodings, with their names in the metadata of a request.
+    const NAMES: [(&str, TensorEncoding); 4] = [
+        ("values", TensorEncoding::Values),
+        ("content", TensorEncoding::Content),
+        ("float16", TensorEncoding::Half(Half::Float16)),
+        ("bfloat16", TensorEncoding::Half(Half::Bfloat16)),
+    ];
+
+    /// Returns the encoding of a request that chooses none.
+    #[must_use]
+    pub fn of_server(as_content: bool) -> Self {
+        if as_content { TensorEncoding::Content } else { TensorEncoding::Values }
+    }
+
+    /// Returns the encoding with this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn of_name(name: &[u8]) -> Result<Self, BoxedFault> {
+        let found = Self::NAMES.iter().find(|(known, _)| known.as_bytes() == name);
+        let unknown = || {
+            faults::tensor_encoding(&String::from_utf8_lossy(name), &Names::listed(Self::NAMES.map(|(known, _)| known)))
+        };
+        found.map(|&(_, encoding)| encoding).ok_or_else(unknown)
+    }
+
+    /// Returns the 16 bits to which numbers of float32 outputs are rounded; None if they are not.
+    #[must_use]
+    pub fn half(self) -> Option<Half> {
+        if let TensorEncoding::Half(half) = self { Some(half) } else { None }
+    }
+}
+
 /// The context of one request: all that a wire format's handler (form) needs besides the request's bytes.
 pub struct Call<'a> {
     /// The routing table, which gives the published servable for a model and a version.
@@ -42,8 +89,8 @@ pub struct Call<'a> {
     pub effort: Effort<'a>,
     /// Maximal size of an answer's arrays, in bytes.
     pub max_response_bytes: usize,
-    /// Whether gRPC Predict answers have their numbers in `tensor_content` and not in typed fields.
-    pub as_content: bool,
+    /// How a gRPC Predict answer has the numbers of its tensors.
+    pub encoding: TensorEncoding,
     /// Whether JSON answers have `null` in place of NaN and infinity, and JSON requests with such numbers are refused.
     pub strict_json: bool,
     /// The models that the caller of the request may run; None: all models.

@@ -17,11 +17,14 @@ use crate::plan::{
     Data, DataType, Declined, Dims, Inputs, OutputShape, Servable, Signature, Strings, Tensor, Work, check_names,
     set_no_rows,
 };
+use crate::tables::halves::Half;
 
 /// Name of the signature that a request runs if the request names none and the model has no `serving_default`.
 const FALLBACK_SIGNATURE: &str = "lookup";
 /// Name of the Open Inference parameter with which a request chooses its signature; an answer has the parameter, too.
 pub(super) const SIGNATURE_PARAMETER: &str = "signature_name";
+/// Name of the parameter with which a request chooses the datatype of outputs that are FP32.
+pub(super) const DATATYPE_PARAMETER: &str = "output_datatype";
 /// Parameters of Triton's extensions that the server refuses: they change a tensor's meaning, so that ignoring them would
 /// give wrong answers.
 pub(super) const REFUSED_PARAMETERS: [&str; 2] = ["shared_memory_region", "classification"];
@@ -85,6 +88,17 @@ pub(super) fn datatype_of(dtype: DataType) -> &'static str {
         DataType::String => "BYTES",
         // No answer has these: see check_datatypes().
         DataType::Complex64 | DataType::Complex128 => dtype.name(),
+    }
+}
+
+/// Returns the 16 bits to which outputs of FP32 are rounded by the value of the parameter `output_datatype`; None if they
+/// are not.
+pub(super) fn output_half(datatype: &str) -> Result<Option<Half>, BoxedFault> {
+    match dtype_of(datatype.as_bytes()) {
+        Some(DataType::Float32) => Ok(None),
+        Some(DataType::Float16) => Ok(Some(Half::Float16)),
+        Some(DataType::Bfloat16) => Ok(Some(Half::Bfloat16)),
+        _ => Err(faults::output_datatype()),
     }
 }
 

@@ -137,7 +137,7 @@ pub fn call(routes: &Routes) -> Call<'_> {
         routes,
         effort: Effort::Any,
         max_response_bytes: 1 << 24,
-        as_content: false,
+        encoding: crate::forms::TensorEncoding::Values,
         strict_json: false,
         grant: None,
         log: None,

@@ -93,6 +93,7 @@ fn run(
     let began = started;
     let mut work = Work::prepare(servable, signature_index, inputs, &wanted, call.effort, call.max_response_bytes)?;
     check_datatypes(signature, work.outputs())?;
+    work.round_to(request.half);
     let mut ran = started.elapsed();
     if call.effort == Effort::Small && json_numbers(&work, &formats) > SMALL_JSON_NUMBERS {
         return Err(Declined::TooLarge);
@@ -245,6 +246,7 @@ mod tests {
     use super::*;
     use crate::forms::json::cursor::Cursor;
     use crate::plan::tests::is_fault;
+    use crate::tables::halves::Half;
 
     /// The JSON form in which a test request has one tensor's data: a flat list, nested lists, or binary data after the JSON.
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -626,6 +628,35 @@ mod tests {
         assert_eq!(of("n", "", None), Err(faults::unknown_model("n").into()));
         assert!(is_fault(of("m", "", Some(body.len() + 1))));
         assert!(is_fault(of("m", "", Some(body.len() - 1))));
+    }
+
+    #[test]
+    fn outputs_come_in_the_datatype_that_is_asked_for() {
+        let lookup = Lookup { users: vec![1, 42], items: vec![3, 4], tags: vec![vec![5, 6], vec![]], weights: None };
+        let sent = formed_lookup(&lookup, Form::Flat);
+        for (datatype, half, dtype) in
+            [("FP16", Half::Float16, DataType::Float16), ("BF16", Half::Bfloat16, DataType::Bfloat16)]
+        {
+            // The second body has a key that the fast reader leaves to `explain`.
+            for (form, more) in [(Form::Binary, ""), (Form::Flat, r#""other":{},"#)] {
+                let is_binary = form == Form::Binary;
+                let members = format!(
+                    r#"{more}"parameters":{{"output_datatype":"{datatype}","binary_data_output":{is_binary}}},"#
+                );
+                let outputs = vectors(&lookup, form).into_iter().map(|(name, sent, form)| {
+                    let Elements::Numbers(numbers) = sent.elements else { panic!("no numbers") };
+                    let halves = half.rounded(&numbers);
+                    (name, SentTensor { dtype, elements: Elements::Numbers(halves), ..sent }, form)
+                });
+                let expected = response("lookup", "", &outputs.collect::<Vec<_>>());
+                let (found, _) = answered(request(&members, &sent, false, "")).unwrap();
+                assert_eq!(String::from_utf8_lossy(&found), String::from_utf8_lossy(&expected));
+            }
+        }
+        for datatype in [r#""INT8""#, r#""fp16""#, "null", "16"] {
+            let members = format!(r#""parameters":{{"output_datatype":{datatype}}},"#);
+            assert!(is_fault(answered(request(&members, &sent, false, ""))), "{datatype}");
+        }
     }
 
     #[test]

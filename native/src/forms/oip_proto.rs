@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 
 use super::built_size::{check_num_messages, check_num_strings};
 use super::oip_binary::{
-    REFUSED_PARAMETERS, SIGNATURE_PARAMETER, append_binary, binary_size, binary_tensor, booleans, check_datatypes,
-    checked_shape, datatype_of, dtype_of, find, inputs_and_outputs, version,
+    DATATYPE_PARAMETER, REFUSED_PARAMETERS, SIGNATURE_PARAMETER, append_binary, binary_size, binary_tensor, booleans,
+    check_datatypes, checked_shape, datatype_of, dtype_of, find, inputs_and_outputs, output_half, version,
 };
 use super::protobuf::{
     Fields, Value, delimited_len, extend_varints, read_varint, varint_len, write_delimited, write_delimited_header,
@@ -25,6 +25,7 @@ use super::record::Recording;
 use super::usual::{INFER_REQUEST, answer_usual};
 use super::{Answered, Call};
 use crate::plan::{Data, DataType, Declined, Dims, Effort, Servable, Strings, Tensor, Work, faults};
+use crate::tables::halves::Half;
 
 /// A message with more bytes is parsed on the thread pool for large work; parsing integers runs at some 1 GB/s.
 const SMALL_MESSAGE_BYTES: usize = 64 << 10;
@@ -65,6 +66,7 @@ fn run(call: &Call<'_>, request: &Request<'_>, servable: &Arc<Servable>, signatu
     let recording = Recording::begin(call, servable, signature_index, &inputs, &wanted);
     let mut work = Work::prepare(servable, signature_index, inputs, &wanted, call.effort, call.max_response_bytes)?;
     check_datatypes(signature, work.outputs())?;
+    work.round_to(request.half);
     let rows = work.rows();
 
     let outputs: SmallVec<[Output<'_>; 8]> = work
@@ -177,6 +179,8 @@ struct Request<'a> {
     version: &'a str,
     id: &'a str,
     signature: &'a str,
+    /// The 16 bits to which outputs of FP32 are rounded; None if they are not.
+    half: Option<Half>,
     inputs: SmallVec<[Input<'a>; 4]>,
     outputs: SmallVec<[&'a str; 4]>,
     raw: SmallVec<[&'a [u8]; 4]>,
@@ -208,6 +212,7 @@ impl<'a> Request<'a> {
                         is_signature_text = true;
                     }
                     (SIGNATURE_PARAMETER, None) => is_signature_text = false,
+                    (DATATYPE_PARAMETER, datatype) => request.half = output_half(datatype.unwrap_or_default())?,
                     _ => {}
                 },
                 (5, Value::Delimited(tensor)) => request.inputs.push(Input::read(tensor)?),
@@ -455,9 +460,13 @@ mod tests {
     }
 
     fn signature_entry(name: &str) -> Vec<u8> {
+        text_entry("signature_name", name)
+    }
+
+    fn text_entry(key: &str, text: &str) -> Vec<u8> {
         message_of(|entry| {
-            write_delimited(entry, 1, b"signature_name");
-            write_delimited(entry, 2, &message_of(|value| write_delimited(value, 3, name.as_bytes())));
+            write_delimited(entry, 1, key.as_bytes());
+            write_delimited(entry, 2, &message_of(|value| write_delimited(value, 3, text.as_bytes())));
         })
     }
 
@@ -660,6 +669,27 @@ mod tests {
         let classified = |to: &mut Vec<u8>| write_delimited(to, 2, &parameter("classification"));
         let output = |to: &mut Vec<u8>| write_delimited(to, 6, &message_of(classified));
         assert!(is_fault(with(&output)));
+    }
+
+    #[test]
+    fn outputs_come_in_the_datatype_that_is_asked_for() {
+        let lookup = Lookup { users: vec![1, 42], items: vec![3, 4], tags: vec![vec![5, 6], vec![]], weights: None };
+        let asked = |datatype: &str| {
+            let parameter = message_of(|to| write_delimited(to, 4, &text_entry("output_datatype", datatype)));
+            body(&[request("lookup", "", &lookup.tensors(), true, &[]), parameter].concat())
+        };
+        assert_eq!(asked("FP32"), Ok(response("lookup", "", &vectors(&lookup))));
+        for (datatype, half, dtype) in
+            [("FP16", Half::Float16, DataType::Float16), ("BF16", Half::Bfloat16, DataType::Bfloat16)]
+        {
+            let rounded = vectors(&lookup).into_iter().map(|(name, sent)| {
+                let Elements::Numbers(numbers) = sent.elements else { panic!("no numbers") };
+                let halves = half.rounded(&numbers);
+                (name, SentTensor { dtype, elements: Elements::Numbers(halves), ..sent })
+            });
+            assert_eq!(asked(datatype), Ok(response("lookup", "", &rounded.collect::<Vec<_>>())));
+        }
+        assert!(["", "fp16", "INT8", "FP64", "BYTES"].iter().all(|datatype| is_fault(asked(datatype))));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::protobuf::{Fields, Value, map_entry, text};
 use super::record::Recording;
 use super::tensor_proto::{Allowance, read_tensor};
 use super::usual::{PREDICT_REQUEST, answer_usual};
-use super::{Answered, Call};
+use super::{Answered, Call, TensorEncoding};
 use crate::plan::faults::{Asked, Code};
 use crate::plan::{
     Data, DataType, Declined, Dims, Effort, Inputs, Servable, Signature, Tensor, Version, Work, check_names,
@@ -72,7 +72,9 @@ fn run(call: &Call<'_>, message: &[u8], servable: &Arc<Servable>, index: usize) 
     let started = Instant::now();
     let recording = Recording::begin(call, servable, index, &inputs, &wanted);
     let mut work = Work::prepare(servable, index, inputs, &wanted, call.effort, call.max_response_bytes)?;
-    let body = write_response(&mut work, servable, signature, call.as_content)?;
+    work.round_to(call.encoding.half());
+    let as_content = call.encoding != TensorEncoding::Values;
+    let body = write_response(&mut work, servable, signature, as_content)?;
     let record = recording.map(|recording| recording.end(&mut work, servable, index)).transpose()?;
     let rows = work.rows();
     let notes = work.finish()?;

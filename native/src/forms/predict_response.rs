@@ -13,7 +13,7 @@ use crate::plan::{Declined, OutputShape, Servable, Signature, Work};
 /// Writes a `PredictResponse` into one allocation of exactly its size.
 ///
 /// # Errors
-/// As [`Work::fill`].
+/// As [`Work::append`].
 pub fn write_response(
     work: &mut Work<'_, '_>,
     servable: &Servable,

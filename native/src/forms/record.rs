@@ -65,7 +65,7 @@ impl Recording {
     /// Returns the record of the request and its answer.
     ///
     /// # Errors
-    /// As [`Work::fill`], which this calls again for each output.
+    /// As [`Work::append`], which this calls again for each output.
     pub fn end(
         self,
         work: &mut Work<'_, '_>,

@@ -450,7 +450,7 @@ impl MessageLayout {
     /// encoded here, because their size depends on the values.
     ///
     /// # Errors
-    /// As [`Work::fill`].
+    /// As [`Work::append`].
     pub fn of(work: &mut Work<'_, '_>, index: usize, shape: &OutputShape, as_content: bool) -> Result<Self, Declined> {
         let field = field_of_values(shape.dtype);
         let (is_empty, num_bytes) = (shape.dims.contains(&0), shape.num_bytes());
@@ -485,7 +485,7 @@ impl MessageLayout {
     /// Appends the output's message; looks up the values if [`MessageLayout::of`] did not.
     ///
     /// # Errors
-    /// As [`Work::fill`].
+    /// As [`Work::append`].
     pub fn write(
         &self,
         work: &mut Work<'_, '_>,

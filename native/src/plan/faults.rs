@@ -168,6 +168,12 @@ faults! {
         "The answer would hold {size} bytes for {rows} rows, this server's limit is {limit} bytes; send fewer rows per request.";
 }
 
+// Forms of answers.
+faults! {
+    InvalidArgument tensor_encoding(name: &str, known: &Names)
+        "The metadata \"x-tensor-encoding\" is \"{name}\"; expected one of {known}.";
+}
+
 // Signatures that no request can run.
 faults! {
     Unimplemented signature_not_run(signature: &str, reason: &str, runnable: Names)
@@ -431,6 +437,7 @@ faults! {
     InvalidArgument tensor_parameter(kind: &str, tensor: &str, name: &str)
         "{kind} \"{tensor}\": the parameter \"{name}\" is not supported.";
     InvalidArgument signature_parameter() "the parameter \"signature_name\" must be a string_param.";
+    InvalidArgument output_datatype() "the parameter \"output_datatype\" must be \"FP32\", \"FP16\" or \"BF16\".";
     InvalidArgument data_and_binary(input: &str) "input \"{input}\": it has both \"data\" and binary_data_size.";
     InvalidArgument binary_without_header(input: &str)
         "input \"{input}\": binary data needs the header Inference-Header-Content-Length.";

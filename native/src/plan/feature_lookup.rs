@@ -6,6 +6,8 @@ use super::description::OnEmptyRow;
 use super::feature_inputs::FeatureInputs;
 use super::servable::{FeaturePlan, LookupKind};
 use super::small_table::Reading;
+use crate::tables::halves::Half;
+use crate::tables::memory::copy;
 use crate::tables::table::{
     CombineOptions, Ints, LookupError, LookupResult, OnBadId, OutputRows, Policy, Table, Weights,
 };
@@ -16,6 +18,28 @@ pub(super) struct Placement {
     pub(super) skip: usize,
     pub(super) stride: usize,
     pub(super) is_flat: bool,
+    pub(super) form: VectorForm,
+}
+
+/// The form in which a feature's vectors are written.
+#[derive(Clone, Copy)]
+pub(super) enum VectorForm {
+    Float32,
+    /// Rows as the table stores them.
+    Stored,
+    /// Float32 numbers rounded to 16 bits.
+    Rounded(Half),
+}
+
+impl VectorForm {
+    /// Returns how many bytes a vector takes.
+    fn vector_bytes(self, table: &Table) -> usize {
+        match self {
+            VectorForm::Float32 => table.embedding_dim * 4,
+            VectorForm::Stored => table.stored_bytes(),
+            VectorForm::Rounded(_) => table.embedding_dim * 2,
+        }
+    }
 }
 
 /// Checks the ids of a feature as [`look_up`] does, without its table.
@@ -25,7 +49,8 @@ pub(super) struct Placement {
 pub(super) fn check_ids(feature: &FeaturePlan, sent: &FeatureInputs<'_>) -> Result<(), LookupError> {
     let table = &Table::without_columns(feature.vocabulary_size);
     let reading = Reading { table, ids: sent.ids(), policy: feature.policy, num_read_instead: 0 };
-    look_up(feature, sent, reading, &mut [], &Placement { skip: 0, stride: 0, is_flat: false }).map(drop)
+    let placement = Placement { skip: 0, stride: 0, is_flat: false, form: VectorForm::Float32 };
+    look_up(feature, sent, reading, &mut [], &placement).map(drop)
 }
 
 /// Writes the vectors of one feature to an output's memory; returns how many ids lie outside the table.
@@ -40,18 +65,21 @@ pub(super) fn look_up(
     placement: &Placement,
 ) -> LookupResult {
     let Reading { table, ids, policy, num_read_instead } = reading;
-    let row_bytes = table.embedding_dim * feature.dtype.size();
-    let &Placement { skip, stride, is_flat } = placement;
-    let is_stored = feature.is_stored();
-    let gather = |ids: Ints<'_>, out: OutputRows<'_>| {
-        if is_stored { table.gather_stored(ids, policy, out) } else { table.gather(ids, policy, out) }
+    let &Placement { skip, stride, is_flat, form } = placement;
+    let row_bytes = form.vector_bytes(table);
+    let gather = |ids: Ints<'_>, out: OutputRows<'_>| match form {
+        VectorForm::Float32 => table.gather(ids, policy, out),
+        VectorForm::Stored => table.gather_stored(ids, policy, out),
+        VectorForm::Rounded(half) => half.round_computed(table.embedding_dim, out, |first, part| {
+            table.gather(ids.slice(first, ids.len()), policy, part).map_err(|error| later(error, first))
+        }),
     };
     let missing = match (feature.lookup, sent.splits()) {
         (LookupKind::Combine(how), Some(splits)) => combine(feature, sent, reading, splits, &how, to, placement)?,
         (LookupKind::Sequence { length }, Some(splits)) => {
             let width = length * row_bytes;
             let rows = splits.len() - 1;
-            if is_stored || !(is_flat || stride == row_bytes) {
+            if matches!(form, VectorForm::Stored) || !(is_flat || stride == row_bytes) {
                 let (row_stride, stride) = if is_flat { (stride, row_bytes) } else { (length * stride, stride) };
                 let mut missing = 0;
                 for row in 0..rows {
@@ -67,7 +95,15 @@ pub(super) fn look_up(
             } else {
                 // Rows of vectors that are not flattened lie end to end.
                 let stride = if is_flat { stride } else { width };
-                table.sequence(ids, splits, length, policy, OutputRows::new(to, skip, stride, width, rows))?
+                let out = OutputRows::new(to, skip, stride, width, rows);
+                if let VectorForm::Rounded(half) = form {
+                    half.round_computed(length * table.embedding_dim, out, |first, part| {
+                        let splits = splits.slice(first, first + part.rows() + 1);
+                        table.sequence(ids, splits, length, policy, part)
+                    })?
+                } else {
+                    table.sequence(ids, splits, length, policy, out)?
+                }
             }
         }
         (LookupKind::Combine(_) | LookupKind::Sequence { .. }, None) => {
@@ -113,26 +149,36 @@ fn combine(
 ) -> LookupResult {
     let Reading { table, ids, policy, .. } = reading;
     let weights = sent.weights.as_deref().map(Weights::new);
-    let (row_bytes, rows, kept) = (table.embedding_dim * 4, splits.len() - 1, sent.kept_rows());
+    let (rows, kept) = (splits.len() - 1, sent.kept_rows());
+    let row_bytes = placement.form.vector_bytes(table);
     let out = OutputRows::new(to, placement.skip, placement.stride, row_bytes, kept);
-    let mut missing = table.combine(ids, splits.slice(0, kept + 1), weights, how, policy, out)?;
+    let in_rows = |table: &Table, first: usize, out: OutputRows<'_>| {
+        let splits = splits.slice(first, first + out.rows() + 1);
+        table.combine(ids, splits, weights, how, policy, out).map_err(|error| match error {
+            LookupError::TooMany(row) => LookupError::TooMany(first + row),
+            LookupError::BadId(at) => LookupError::BadId(at),
+        })
+    };
+    let mut missing = match placement.form {
+        VectorForm::Rounded(half) => {
+            half.round_computed(table.embedding_dim, out, |first, part| in_rows(table, first, part))?
+        }
+        _ => in_rows(table, 0, out)?,
+    };
     if kept < rows {
         // The ids of rows that are cut are checked and counted as all others.
         let table = Table::without_columns(table.vocabulary_size);
         let of_cut = OutputRows::new(&mut [], 0, 0, 0, rows - kept);
-        let checked = table.combine(ids, splits.slice(kept, rows + 1), weights, how, policy, of_cut);
-        missing += checked.map_err(|error| match error {
-            LookupError::TooMany(row) => LookupError::TooMany(kept + row),
-            LookupError::BadId(at) => LookupError::BadId(at),
-        })?;
+        missing += in_rows(&table, kept, of_cut)?;
     }
     if feature.on_empty_row != OnEmptyRow::Zeros {
         let vector = vector_of_empty_rows(feature, reading, weights.is_some(), how)?;
         for row in (0..kept).filter(|&row| !sent.has_ids(feature, row)) {
-            let to = &mut to[placement.skip + row * placement.stride..][..row_bytes];
-            to.iter_mut().zip(&vector).for_each(|(to, &byte)| {
-                to.write(byte);
-            });
+            let at = placement.skip + row * placement.stride;
+            match placement.form {
+                VectorForm::Rounded(half) => half.round(&vector, OutputRows::new(to, at, row_bytes, row_bytes, 1)),
+                _ => copy(&vector, &mut to[at..][..row_bytes]),
+            }
         }
     }
     Ok(missing)

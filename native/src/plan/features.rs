@@ -228,7 +228,7 @@ impl<'s, 'r> Features<'s, 'r> {
     pub fn read(&self, feature: usize, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
         let plan = &self.plan.features[feature];
         let stride = self.servable.tables()[plan.table].embedding_dim * plan.dtype.size();
-        let placement = Placement { skip: 0, stride, is_flat: false };
+        let placement = Placement { skip: 0, stride, is_flat: false, form: plan.form(None) };
         self.read_at(feature, to, &placement)
     }
 
@@ -247,7 +247,8 @@ impl<'s, 'r> Features<'s, 'r> {
         skip: usize,
         stride: usize,
     ) -> Result<(), Declined> {
-        self.read_at(feature, to, &Placement { skip, stride, is_flat: true })
+        let form = self.plan.features[feature].form(None);
+        self.read_at(feature, to, &Placement { skip, stride, is_flat: true, form })
     }
 
     fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], placement: &Placement) -> Result<(), Declined> {

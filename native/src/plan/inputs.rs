@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::sparse::Sparse;
+use crate::tables::halves::Half;
 
 /// The shape of a tensor: its sizes, the outermost first.
 pub type Dims = SmallVec<[usize; 4]>;
@@ -28,6 +29,15 @@ pub enum DataType {
     Float16 = 19,
     Uint32 = 22,
     Uint64 = 23,
+}
+
+impl From<Half> for DataType {
+    fn from(half: Half) -> Self {
+        match half {
+            Half::Float16 => DataType::Float16,
+            Half::Bfloat16 => DataType::Bfloat16,
+        }
+    }
 }
 
 impl DataType {

@@ -15,6 +15,7 @@ use super::description::{
 };
 use super::effort::Effort;
 use super::faults::{self, Asked, BoxedFault, Names as KnownNames};
+use super::feature_lookup::VectorForm;
 use super::graph_output::GraphOutput;
 use super::inputs::{Data, DataType, Inputs, Strings, Tensor, UnknownKeyCounts};
 use super::links::Links;
@@ -24,6 +25,7 @@ use super::quick_runs::{RunTimes, has_lookups};
 use super::rows_read::RowsRead;
 use super::sparse::Indexes;
 use crate::clusters::{Clusters, RemoteTable};
+use crate::tables::halves::Half;
 use crate::tables::hot_rows::HotRows;
 use crate::tables::labels::Labels;
 use crate::tables::map::{Map, Mark};
@@ -164,6 +166,8 @@ pub struct FeaturePlan {
     pub vocabulary: Option<usize>,
     /// V, the number of rows of the table, wherever its rows lie.
     pub vocabulary_size: usize,
+    /// Dtype of the table's stored numbers.
+    pub table_dtype: Dtype,
     /// Dtype of the feature's vectors: float32, or the table's, whose rows are then copied as they are stored.
     pub dtype: DataType,
     /// The largest norm of a row: a longer row is scaled down to this norm before it is weighted and combined.
@@ -177,11 +181,17 @@ pub struct FeaturePlan {
 }
 
 impl FeaturePlan {
-    /// Says whether the feature's vectors are rows as the table stores them.
+    /// Returns the form in which an answer has the feature's vectors if it rounds float32 numbers to `half`.
     #[must_use]
     #[inline]
-    pub fn is_stored(&self) -> bool {
-        self.dtype != DataType::Float32
+    pub(super) fn form(&self, half: Option<Half>) -> VectorForm {
+        let is_copied = !matches!(self.lookup, LookupKind::Combine(_)) && !self.copies_rows;
+        match half {
+            _ if self.dtype != DataType::Float32 => VectorForm::Stored,
+            None => VectorForm::Float32,
+            Some(half) if is_copied && self.table_dtype == half.of_tables() => VectorForm::Stored,
+            Some(half) => VectorForm::Rounded(half),
+        }
     }
 
     /// Returns the row that empty rows read; None if they read none.
@@ -1209,6 +1219,7 @@ fn feature(
         policy: Policy { on_bad_id: one.on_bad_id, default_row: one.default_row },
         vocabulary: one.vocabulary,
         vocabulary_size: table.vocabulary_size,
+        table_dtype: table.dtype,
         dtype,
         max_norm: one.max_norm,
         copies_rows: one.max_norm.is_some() || (table.dtype == Dtype::Float64 && dtype == DataType::Float32),

@@ -1,6 +1,5 @@
 //! Compares lookups with rows worked out by hand: row `i` of every table is `[10 i, 10 i + 1]`.
 
-use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::declined::Declined;
 use super::*;
+use crate::tables::halves::Half;
 use crate::tables::memory::Memory;
 
 #[allow(clippy::cast_precision_loss, reason = "the tables of tests hold numbers below 2^24")]
@@ -126,10 +126,8 @@ fn ask(servable: &Arc<Servable>, inputs: Inputs<'_>, wanted: &[&str]) -> Result<
     let mut found = Vec::new();
     for number in 0..work.outputs().len() {
         let shape = work.outputs()[number].clone();
-        let mut bytes = vec![MaybeUninit::new(0xFF_u8); shape.num_bytes()];
-        work.fill(number, &mut bytes)?;
-        // SAFETY: fill() has written every byte of the buffer, so all bytes are initialised.
-        let bytes: Vec<u8> = bytes.into_iter().map(|byte| unsafe { byte.assume_init() }).collect();
+        let mut bytes = vec![];
+        work.append(number, &mut bytes)?;
         let numbers = bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().expect("four"))).collect();
         found.push((plan.outputs[shape.output].name.clone(), shape.dims.to_vec(), numbers));
     }
@@ -215,6 +213,50 @@ fn inputs_that_do_not_fit_are_declined() {
     let mut inputs = one(4, ints(&[1 << 40]));
     inputs.insert(5, ints(&[0, 1]));
     assert!(is_fault(ask(&servable, inputs, &[])), "an id that does not fit int32");
+}
+
+#[test]
+fn numbers_are_rounded_and_stored_halves_keep_their_bits() {
+    // A signalling NaN of either dtype, which becomes quiet where it is computed with, then a number.
+    let rows = [0x7C01_u16, 0x3C01, 0x7F81, 0x4000].map(u16::to_le_bytes).concat();
+    for (dtype, half) in [("float16", Half::Float16), ("bfloat16", Half::Bfloat16)] {
+        let splits = json!({"row_splits": 1, "combiner": "sum"});
+        let description = json!({"model": "m", "version": 3, "vocabularies": [],
+            "tables": [{"name": "t", "dtype": dtype, "vocabulary_size": 2, "embedding_dim": 2, "rows": 0}],
+            "signatures": [{"name": "lookup", "kind": "lookup", "max_rows": null, "graph": null, "ragged_names": [],
+                "inputs": [input("ids", "int64", json!([null]), true), input("splits", "int64", json!([null]), true)],
+                "features": [feature("row", 0, json!({})), feature("sum", 0, splits),
+                    feature("path", 0, json!({"row_splits": 1, "length": 3}))],
+                "outputs": [output("row", &[0], false), output("sum", &[1], false), output("path", &[2], true),
+                    output("both", &[0, 1], false)]}]});
+        let description: Description = serde_json::from_value(description).expect("a description");
+        let memory = VersionMemory { buffers: vec![Memory::of(rows.clone())], ..VersionMemory::default() };
+        let servable = Arc::new(Servable::compile(description, memory, &|_| Err("no graph".to_owned())).expect("fits"));
+        let mut inputs: Inputs<'_> = [Some(ints(&[1, 0])), Some(ints(&[0, 1, 2]))].into_iter().collect();
+        let mut answers = Vec::new();
+        for half in [Some(half), None] {
+            // The limit counts numbers as float32.
+            let mut work = Work::prepare(&servable, 0, inputs.clone(), &[], Effort::Any, 112).expect("work");
+            work.round_to(half);
+            let wanted = half.map_or(DataType::Float32, DataType::from);
+            assert!(work.outputs().iter().all(|shape| shape.dtype == wanted));
+            let mut all = Vec::new();
+            (0..4).for_each(|index| work.append(index, &mut all).expect("numbers"));
+            answers.push(all);
+        }
+        let quiet = half.rounded(&answers[1]);
+        let zeros = [0_u8; 8];
+        let path = [&rows[4..], &zeros, &rows[..4], &zeros].concat();
+        let sums = &quiet[8..16];
+        let both = [&rows[4..], &sums[..4], &rows[..4], &sums[4..]].concat();
+        let expected = [&rows[4..], &rows[..4], sums, &path, &both].concat();
+        assert_eq!(answers[0], expected, "{dtype}");
+        assert_ne!(answers[0], quiet, "{dtype}");
+        inputs.insert(0, ints(&[1, 2]));
+        let mut work = Work::prepare(&servable, 0, inputs, &[2], Effort::Any, 112).expect("work");
+        work.round_to(Some(half));
+        assert!(is_fault(work.append(0, &mut Vec::new())), "an id of no row");
+    }
 }
 
 #[test]

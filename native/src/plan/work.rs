@@ -25,7 +25,9 @@ use super::rows_read::{RemoteRows, RowsRead};
 use super::servable::{Servable, Signature};
 use super::sparse::Sparse;
 use super::validation::{check_names, count_rows, shape_faults, validate_tensors};
+use crate::tables::halves::Half;
 use crate::tables::memory::copy;
+use crate::tables::table::OutputRows;
 
 /// A lookup that reads and writes more than this number of bytes runs on the thread pool for large work. A lookup of
 /// this size takes some 100 microseconds, about as long as handing it to the pool and back.
@@ -72,8 +74,8 @@ enum Content<'r> {
 
 /// The work for one validated request: runs its lookup or predict, and writes the numbers of its answer.
 ///
-/// A form calls `prepare`, then `outputs` for the sizes of the answer, then `fill` once for each output, and `finish`
-/// at the end. A predict runs in `prepare`; a lookup runs in `fill`, which writes table rows straight into the answer.
+/// A form calls `prepare`, then `outputs` for the sizes of the answer, then `append` once for each output, and `finish`
+/// at the end. A predict runs in `prepare`; a lookup runs in `append`, which writes table rows straight into the answer.
 pub struct Work<'s, 'r> {
     servable: &'s Servable,
     signature: usize,
@@ -81,6 +83,8 @@ pub struct Work<'s, 'r> {
     outputs: SmallVec<[OutputShape; 4]>,
     content: Content<'r>,
     unknown_keys: UnknownKeyCounts,
+    /// The 16 bits in which the answer has the numbers of float32 outputs; None for float32.
+    half: Option<Half>,
 }
 
 impl<'s, 'r> Work<'s, 'r> {
@@ -122,6 +126,7 @@ impl<'s, 'r> Work<'s, 'r> {
             outputs: SmallVec::new(),
             content: Content::Predict { outputs: vec![], notes: Notes::default() },
             unknown_keys,
+            half: None,
         };
         if let Some(graph) = &plan.graph {
             let all: SmallVec<[usize; 8]> = (0..plan.outputs.len()).collect();
@@ -188,7 +193,18 @@ impl<'s, 'r> Work<'s, 'r> {
         let all: SmallVec<[usize; 8]> = (0..servable.signatures()[signature].outputs.len()).collect();
         let shapes = graph_shapes(if wanted.is_empty() { &all } else { wanted }, &outputs);
         let content = Content::Predict { outputs, notes };
-        Work { servable, signature, rows, outputs: shapes, content, unknown_keys }
+        Work { servable, signature, rows, outputs: shapes, content, unknown_keys, half: None }
+    }
+
+    /// Rounds the numbers of float32 outputs to 16 bits; None leaves them as they are. Call this once, after `prepare`.
+    ///
+    /// The limit on the size of the answer counts such numbers as float32.
+    pub fn round_to(&mut self, half: Option<Half>) {
+        self.half = half;
+        if let Some(half) = half {
+            let floats = self.outputs.iter_mut().filter(|shape| shape.dtype == DataType::Float32);
+            floats.for_each(|shape| shape.dtype = half.into());
+        }
     }
 
     /// Returns B, the number of rows of the validated request.
@@ -207,11 +223,7 @@ impl<'s, 'r> Work<'s, 'r> {
     ///
     /// # Errors
     /// As `prepare`; `to` is then not initialised.
-    ///
-    /// # Panics
-    /// `to` has another length than [`OutputShape::num_bytes`], or the output is of dtype string.
-    pub fn fill(&mut self, index: usize, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
-        assert_eq!(to.len(), self.outputs[index].num_bytes());
+    fn fill(&mut self, index: usize, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
         let plan = &self.servable.signatures()[self.signature];
         match &mut self.content {
             Content::Predict { outputs, .. } => {
@@ -219,23 +231,29 @@ impl<'s, 'r> Work<'s, 'r> {
                     OutputData::Numbers(numbers) => (**numbers).as_ref(),
                     OutputData::Strings(_) => &[],
                 };
-                if from.len() != to.len() {
+                let half = self.half.filter(|_| outputs[index].dtype == DataType::Float32);
+                let size = if half.is_some() { 2 * to.len() } else { to.len() };
+                if from.len() != size {
                     return Err(faults::internal("an output has not as many numbers as its shape says").into());
                 }
-                copy(from, to);
+                match half {
+                    Some(half) => half.round(from, OutputRows::new(to, 0, size / 2, size / 2, 1)),
+                    None => copy(from, to),
+                }
                 Ok(())
             }
             Content::Lookup { sent, remote } => {
-                let output = &plan.outputs[self.outputs[index].output];
-                let dims = &self.outputs[index].dims;
-                let size = output.dtype.size();
+                let OutputShape { output, dtype, dims } = &self.outputs[index];
+                let output = &plan.outputs[*output];
+                let size = dtype.size();
                 let stride = dims[dims.len() - 1] * size;
                 let mut skip = 0;
                 for &part in &output.parts {
                     let feature = &plan.features[part];
                     let sent = sent.get_mut(part).expect(SENT);
                     let remote = remote.get(part).and_then(Option::as_ref);
-                    let placement = Placement { skip, stride, is_flat: output.is_flat && dims.len() == 2 };
+                    let is_flat = output.is_flat && dims.len() == 2;
+                    let placement = Placement { skip, stride, is_flat, form: feature.form(self.half) };
                     let read = read(self.servable, plan, feature, sent, remote, to, &placement);
                     if matches!(read, Err(Declined::Fault(_))) {
                         // A refused lookup counts the id for which it is refused.
@@ -255,7 +273,7 @@ impl<'s, 'r> Work<'s, 'r> {
     /// Appends the little-endian numbers of `Work::outputs()[index]`, end to end, to `to`.
     ///
     /// # Errors
-    /// As [`Work::fill`]; `to` is then unchanged.
+    /// As `prepare`; `to` is then unchanged.
     pub fn append(&mut self, index: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
         let num_bytes = self.outputs[index].num_bytes();
         to.reserve(num_bytes);
@@ -278,7 +296,7 @@ impl<'s, 'r> Work<'s, 'r> {
     }
 
     /// Checks that no mapped file was damaged during the reads, and adds the request's unknown keys and, for a lookup,
-    /// its ids to the counts. Call this after the last `fill`. Returns what the client is told beside the answer.
+    /// its ids to the counts. Call this after the last `append`. Returns what the client is told beside the answer.
     ///
     /// # Errors
     /// A mapped file was damaged: the answer must not be sent.

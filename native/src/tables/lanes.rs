@@ -23,6 +23,10 @@ pub(super) trait Lanes: Copy {
     fn int8(has: Self::Processor, bytes: &[u8; 8]) -> Self;
     /// Reads eight int4 numbers, two in each byte, the low half first.
     fn int4(has: Self::Processor, bytes: &[u8; 4]) -> Self;
+    /// Writes the eight numbers as IEEE float16, rounded with ties to even. A NaN stays one, and becomes quiet.
+    fn write_float16(self, to: &mut [MaybeUninit<u8>; 16]);
+    /// Writes the eight numbers as bfloat16, rounded with ties to even. A NaN keeps only its sign, as in TensorFlow.
+    fn write_bfloat16(self, to: &mut [MaybeUninit<u8>; 16]);
     /// Returns `self + other`.
     fn plus(self, other: Self) -> Self;
     /// Returns `self * other`.
@@ -88,6 +92,20 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
+    fn write_float16(self, to: &mut [MaybeUninit<u8>; 16]) {
+        for (to, number) in to.as_chunks_mut::<2>().0.iter_mut().zip(self.0) {
+            *to = narrowed(number).to_le_bytes().map(MaybeUninit::new);
+        }
+    }
+
+    #[inline(always)]
+    fn write_bfloat16(self, to: &mut [MaybeUninit<u8>; 16]) {
+        for (to, number) in to.as_chunks_mut::<2>().0.iter_mut().zip(self.0) {
+            *to = bfloat16_bits(number).to_le_bytes().map(MaybeUninit::new);
+        }
+    }
+
+    #[inline(always)]
     fn plus(self, other: Self) -> Self {
         Self::each(|i| self.0[i] + other.0[i])
     }
@@ -139,6 +157,36 @@ pub(super) fn widened(half: u16) -> f32 {
     f32::from_bits(sign | number.to_bits())
 }
 
+/// Rounds a float32 to float16, as [`Lanes::write_float16`] does.
+///
+/// The function has no branches, so that the compiler can turn a loop over it into vector instructions. Source:
+/// `fp16_ieee_from_fp32_value` of github.com/Maratyszcza/FP16, `include/fp16/fp16.h`; that function gives all NaNs the
+/// same bits.
+#[inline(always)]
+pub(super) fn narrowed(number: f32) -> u16 {
+    let bits = number.to_bits();
+    let magnitude = bits << 1;
+    // A number that is too large for float16 becomes infinite. Adding a power of two rounds the number to the bits that
+    // float16 has for its exponent.
+    let base = number.abs() * f32::from_bits((127 + 112) << 23) * f32::from_bits((127 - 110) << 23);
+    let exponent = (magnitude & 0xFF00_0000).max(0x7100_0000);
+    let rounded = (f32::from_bits((exponent >> 1) + 0x0780_0000) + base).to_bits();
+    let finite = ((rounded >> 13) & 0x7C00) + (rounded & 0x0FFF);
+    let nan = 0x7E00 | ((bits >> 13) & 0x03FF);
+    let size = if magnitude > 0xFF00_0000 { nan } else { finite };
+    ((bits >> 16) & 0x8000 | size) as u16
+}
+
+/// Rounds a float32 to bfloat16, as [`Lanes::write_bfloat16`] does.
+#[must_use]
+#[inline(always)]
+pub fn bfloat16_bits(number: f32) -> u16 {
+    let bits = number.to_bits();
+    let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1));
+    let nan = (bits & 0x8000_0000) | 0x7FC0_0000;
+    (if bits << 1 > 0xFF00_0000 { nan } else { rounded } >> 16) as u16
+}
+
 /// Returns an int4 number as float32: the low half of the byte for an even column, the high half for an odd column.
 #[inline(always)]
 pub(super) fn half_of_byte(byte: u8, column: usize) -> f32 {
@@ -164,10 +212,13 @@ pub(super) use avx2::{Avx2, HasAvx2};
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use std::arch::x86_64::{
-        __m256, _mm_loadl_epi64, _mm_loadu_si128, _mm256_add_ps, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
-        _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps,
-        _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_slli_epi32,
-        _mm256_sllv_epi32, _mm256_srai_epi32, _mm256_storeu_ps,
+        __m256, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_loadl_epi64, _mm_loadu_si128, _mm_packus_epi32,
+        _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_epi8, _mm256_castps_si256,
+        _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+        _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extracti128_si256, _mm256_fmadd_ps,
+        _mm256_hadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_permute2f128_ps, _mm256_set1_epi32,
+        _mm256_set1_ps, _mm256_setr_epi32, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi32, _mm256_srli_epi32,
+        _mm256_storeu_ps,
     };
     use std::mem::MaybeUninit;
 
@@ -237,6 +288,32 @@ mod avx2 {
                 let tops = _mm256_sllv_epi32(_mm256_set1_epi32(word), lefts);
                 _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(tops))
             })
+        }
+
+        #[inline(always)]
+        fn write_float16(self, to: &mut [MaybeUninit<u8>; 16]) {
+            // SAFETY: only a processor with the instructions has a vector; they write the 16 bytes.
+            unsafe {
+                let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
+                _mm_storeu_si128(to.as_mut_ptr().cast(), rounded);
+            }
+        }
+
+        #[inline(always)]
+        fn write_bfloat16(self, to: &mut [MaybeUninit<u8>; 16]) {
+            // As bfloat16_bits(). SAFETY: only a processor with the instructions has a vector; they write the 16 bytes.
+            unsafe {
+                let bits = _mm256_castps_si256(self.0);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
+                let sign = _mm256_and_si256(bits, _mm256_set1_epi32(i32::MIN));
+                let nan = _mm256_or_si256(sign, _mm256_set1_epi32(0x7FC0_0000));
+                let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0));
+                let words = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, nan, is_nan));
+                let high = _mm256_extracti128_si256::<1>(words);
+                let packed = _mm_packus_epi32(_mm256_castsi256_si128(words), high);
+                _mm_storeu_si128(to.as_mut_ptr().cast(), packed);
+            }
         }
 
         #[inline(always)]

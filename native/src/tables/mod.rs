@@ -15,6 +15,7 @@ mod combine;
 pub mod fingerprint;
 mod gather;
 mod guard;
+pub mod halves;
 pub mod hot_rows;
 pub mod key_index;
 pub mod labels;

@@ -221,6 +221,16 @@ impl<'a> OutputRows<'a> {
         self.width
     }
 
+    /// Borrows the memory of `rows` rows from row `first` on.
+    ///
+    /// # Panics
+    /// There are fewer rows.
+    #[must_use]
+    pub fn part(&mut self, first: usize, rows: usize) -> OutputRows<'_> {
+        assert!(first + rows <= self.rows);
+        OutputRows::new(self.memory, first * self.stride, self.stride, self.width, rows)
+    }
+
     /// Returns the memory of the answer's row `r`: `width` bytes.
     ///
     /// # Panics

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 
 use super::combine::Combine;
 use super::gather::Gather;
+use super::halves::Half;
 use super::lanes::widened;
 use super::memory::Memory;
 use super::oracle::{self, Found, Numbers, half};
@@ -252,6 +253,81 @@ fn every_half_is_widened_as_ieee_says() {
     for bits in 0..=u16::MAX {
         let (got, expected) = (widened(bits), half(bits));
         assert!(got.to_bits() == expected.to_bits() || (got.is_nan() && expected.is_nan()), "{bits:x}");
+    }
+}
+
+/// Returns the halves around a float32 by the definition of rounding: the last that is not larger in size, the next, and
+/// which of both is nearest; ties go to the even one. `value` gives the size of a half without sign, and counts on beyond
+/// the largest finite half.
+fn nearest(number: f32, infinity: u16, value: impl Fn(u16) -> f64) -> u16 {
+    let size = f64::from(number.abs());
+    let (mut low, mut high) = (0, infinity + 1);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        *(if value(middle) <= size { &mut low } else { &mut high }) = middle;
+    }
+    let sign = if number.is_sign_negative() { 0x8000 } else { 0 };
+    let (below, above) = (size - value(low), value(high) - size);
+    let is_up = if low % 2 == 0 { above < below } else { above <= below };
+    sign | (low + u16::from(is_up)).min(infinity)
+}
+
+#[test]
+fn float32_is_rounded_to_the_nearest_half() {
+    // All signs and exponents, all bits that stay in either half, and ties, their neighbours and NaNs of both kinds.
+    let lower = [0_u32, 1, 0x0FFF, 0x1000, 0x1001, 0x1FFF, 0x2000, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xF000, 0xFFFF];
+    let all: Vec<f32> =
+        (0..1 << 16).flat_map(|upper: u32| lower.map(|lower| f32::from_bits(upper << 16 | lower))).collect();
+    let numbers: Vec<u8> = all.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let ieee = |bits: u16| if bits == 0x7C00 { 65536.0 } else { f64::from(half(bits)) };
+    let brain = |bits: u16| match bits {
+        0x7F80 => 2.0_f64.powi(128),
+        bits => f64::from(f32::from_bits(u32::from(bits) << 16)),
+    };
+    for (name, expected) in [
+        (Half::Float16, all.iter().map(|&number| nearest(number, 0x7C00, ieee)).collect::<Vec<_>>()),
+        (Half::Bfloat16, all.iter().map(|&number| nearest(number, 0x7F80, brain)).collect()),
+    ] {
+        for processor in processors() {
+            let mut to = vec![MaybeUninit::new(0); numbers.len() / 2];
+            let width = to.len();
+            name.round_on(processor, &numbers, OutputRows::new(&mut to, 0, width, width, 1));
+            for ((number, &got), expected) in all.iter().zip(written(&to).as_chunks().0).zip(&expected) {
+                let (bits, got) = (number.to_bits(), u16::from_le_bytes(got));
+                let sign = (bits >> 16) as u16 & 0x8000;
+                let expected = match name {
+                    _ if !number.is_nan() => *expected,
+                    Half::Float16 => sign | 0x7E00 | (bits >> 13) as u16 & 0x3FF,
+                    Half::Bfloat16 => sign | 0x7FC0,
+                };
+                assert_eq!(got, expected, "{bits:x} as {name:?} on {processor:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_any_width_are_rounded_in_place() {
+    let rows = 3;
+    for width in (0..=40).chain([2000, 5000]) {
+        let number = |i: usize| f32::from((i % 128) as u8);
+        let mut to = vec![MaybeUninit::new(0xA5); 1 + rows * (2 * width + 1)];
+        let out = OutputRows::new(&mut to, 1, 2 * width + 1, 2 * width, rows);
+        // Of the last width, a block has fewer rows than there are.
+        let missing = Half::Bfloat16.round_computed(width, out, |first, mut part| {
+            for r in 0..part.rows() {
+                for (i, to) in part.row(r).as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                    *to = number((first + r) * width + i).to_le_bytes().map(MaybeUninit::new);
+                }
+            }
+            Ok(part.rows())
+        });
+        assert_eq!(missing, Ok(rows));
+        for (r, row) in written(&to)[1..].chunks(2 * width + 1).enumerate() {
+            let expected: Vec<u8> =
+                (0..width).flat_map(|i| number(r * width + i).to_le_bytes()[2..].to_vec()).collect();
+            assert_eq!(row, [&*expected, &[0xA5]].concat());
+        }
     }
 }
 

@@ -104,10 +104,11 @@ async fn a_small_message_is_answered_by_the_core() {
     assert_eq!(reply.message(), "core Predict 5 hello");
     assert_eq!((reply.status(), &reply.headers["content-type"]), ("0", &"application/grpc".parse().unwrap()));
     assert_eq!(reply.headers["x-request-id"], "one");
-    let headers = [("x-tensor-encoding", "content"), ("grpc-timeout", "1S"), ("content-length", "7")];
+    // Only Predict has a choice of encodings.
+    let headers = [("x-tensor-encoding", "none"), ("grpc-timeout", "1S"), ("content-length", "7")];
     let path = "/inference.GRPCInferenceService/ModelInfer";
     let reply = call(&sender, path, &headers, framed(b"hi")).await.unwrap();
-    assert_eq!(reply.message(), "core ModelInfer content 2 hi");
+    assert_eq!(reply.message(), "core ModelInfer 2 hi");
     assert!(!reply.headers.contains_key("x-request-id"));
     let subjects = setup.server().statistics().subjects;
     assert_eq!(subjects.len(), 2);
@@ -116,6 +117,25 @@ async fn a_small_message_is_answered_by_the_core() {
     assert_eq!((&one.counts, &one.run_counts), (&vec![0, 1, 0], &vec![0, 1, 0]));
     let gone = setup.server().retire("m", 7);
     assert_eq!((gone.subjects.len(), setup.server().statistics().subjects.len()), (2, 0));
+}
+
+#[tokio::test]
+async fn a_request_chooses_the_encoding_of_its_answer() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    for (name, told) in
+        [("values", "Values"), ("content", "Content"), ("float16", "Half(Float16)"), ("bfloat16", "Half(Bfloat16)")]
+    {
+        let reply = call(&sender, PREDICT, &[("x-tensor-encoding", name)], framed(b"encoding")).await.unwrap();
+        assert_eq!(reply.message(), told);
+    }
+    for name in ["Float16", "", "int8"] {
+        let reply = call(&sender, PREDICT, &[("x-tensor-encoding", name)], framed(b"encoding")).await.unwrap();
+        let expected = format!(
+            "The metadata \"x-tensor-encoding\" is \"{name}\"; expected one of values, content, float16, bfloat16."
+        );
+        assert_eq!((reply.status(), reply.text()), ("3", &*expected));
+    }
 }
 
 #[tokio::test]

@@ -66,6 +66,7 @@ impl Words {
                 "slept".into()
             }
             "bytes" => "x".repeat(number),
+            "encoding" => format!("{:?}", call.encoding),
             _ => format!("core {title} {} {text}", words.len()),
         };
         Ok(Answered {
@@ -84,8 +85,7 @@ impl Words {
 
 impl Dispatch for Words {
     fn grpc(&self, method: Method, call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
-        let title = format!("{}{}", method.name(), if call.as_content { " content" } else { "" });
-        self.answer(call, message, &title)
+        self.answer(call, message, method.name())
     }
 
     fn model<'m>(&self, _: Method, _: &'m [u8]) -> &'m str {

@@ -11,7 +11,7 @@ from embedding_client.bearer import NO_TOKEN, Bearer
 def test_a_token_goes_into_the_header_of_each_wire() -> None:
     bearer = Bearer("abc.DEF-_~+/=")
     assert bearer.headers({"A": "b"}) == {"A": "b", "Authorization": "Bearer abc.DEF-_~+/="}
-    assert bearer.metadata() == (("authorization", "Bearer abc.DEF-_~+/="),)
+    assert bearer.metadata((("a", "b"),)) == (("a", "b"), ("authorization", "Bearer abc.DEF-_~+/="))
 
 
 def test_a_callable_is_asked_each_time() -> None:
@@ -22,7 +22,7 @@ def test_a_callable_is_asked_each_time() -> None:
 
 def test_without_a_token_nothing_is_sent() -> None:
     headers = {"A": "b"}
-    assert NO_TOKEN.headers(headers) is headers and NO_TOKEN.metadata() is None
+    assert NO_TOKEN.headers(headers) is headers and NO_TOKEN.metadata() == ()
 
 
 @pytest.mark.parametrize("token", ["", "a b", "secret\r\nX-Other: 1", "s\xe9cret", "secret\n"])

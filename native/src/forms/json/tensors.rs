@@ -4,6 +4,7 @@ use smallvec::smallvec;
 
 use super::nested::{Leaves, Nested};
 use crate::plan::{Data, DataType, Declined, Dims, InputPlan, Inputs, Signature, Strings, Tensor};
+use crate::tables::halves::bfloat16_bits;
 
 /// Converts a parsed JSON value to the tensor of one input of the signature, and adds the tensor to `inputs`.
 ///
@@ -109,7 +110,10 @@ fn floats(leaves: Leaves<'_>) -> Result<Vec<f64>, Declined> {
 /// Rounds a number to float16, or to bfloat16; returns the little-endian bytes.
 #[must_use]
 pub fn small_float(dtype: DataType, number: f64) -> [u8; 2] {
-    if dtype == DataType::Bfloat16 { bfloat16_bits(number) } else { float16_bits(number) }.to_le_bytes()
+    // numpy rounds to float32 first, and then to the dtype of the package `ml_dtypes`.
+    #[allow(clippy::cast_possible_truncation, reason = "the number is rounded to float32")]
+    let bits = if dtype == DataType::Bfloat16 { bfloat16_bits(number as f32) } else { float16_bits(number) };
+    bits.to_le_bytes()
 }
 
 /// Rounds a number to the nearest float16, to an even one if two are as near, as numpy does.
@@ -132,14 +136,6 @@ fn float16_bits(number: f64) -> u16 {
     sign | (exponent * 1024 + steps)
 }
 
-/// Rounds a number to float32 first and then to bfloat16, as the package `ml_dtypes` does.
-fn bfloat16_bits(number: f64) -> u16 {
-    #[allow(clippy::cast_possible_truncation, reason = "the number is rounded to float32")]
-    let bits = (number as f32).to_bits();
-    let rounded = if number.is_nan() { bits | 1 << 22 } else { bits + 0x7FFF + (bits >> 16 & 1) };
-    (rounded >> 16) as u16
-}
-
 fn bytes<'a, N: TryFrom<i64>, const SIZE: usize>(
     numbers: &[i64],
     to_bytes: impl Fn(N) -> [u8; SIZE],
@@ -154,7 +150,8 @@ fn bytes<'a, N: TryFrom<i64>, const SIZE: usize>(
 
 #[cfg(test)]
 mod tests {
-    use super::{bfloat16_bits, float16_bits};
+    use super::small_float;
+    use crate::plan::DataType::{Bfloat16, Float16};
 
     #[test]
     fn numbers_are_rounded_as_numpy_rounds_them() {
@@ -183,7 +180,8 @@ mod tests {
             (f64::INFINITY, 0x7C00, 0x7F80),
             (f64::NAN, 0x7E00, 0x7FC0),
         ] {
-            assert_eq!((float16_bits(number), bfloat16_bits(number)), (half, brain), "{number}");
+            let bits = |dtype| u16::from_le_bytes(small_float(dtype, number));
+            assert_eq!((bits(Float16), bits(Bfloat16)), (half, brain), "{number}");
         }
     }
 }

@@ -35,7 +35,7 @@ fn ask(routes: &Routes, form: Form, effort: Effort<'_>, body: &[u8]) -> Result<S
         routes,
         effort,
         max_response_bytes: 1 << 20,
-        as_content: false,
+        encoding: crate::forms::TensorEncoding::Values,
         strict_json: false,
         grant: None,
         log: None,

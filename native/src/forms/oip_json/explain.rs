@@ -6,7 +6,9 @@ use std::collections::HashSet;
 
 use smallvec::SmallVec;
 
-use super::super::oip_binary::{REFUSED_PARAMETERS, SIGNATURE_PARAMETER, binary_tensor, checked_shape, dtype_of};
+use super::super::oip_binary::{
+    DATATYPE_PARAMETER, REFUSED_PARAMETERS, SIGNATURE_PARAMETER, binary_tensor, checked_shape, dtype_of, output_half,
+};
 
 use super::request::{Input, Output, Request, Result};
 use crate::forms::json::document::parse_object;
@@ -65,6 +67,9 @@ impl<'a> InferDocument<'a> {
         }
         if let Some(name) = member(own, SIGNATURE_PARAMETER) {
             request.signature = text(Some(name), SIGNATURE_PARAMETER, "parameters")?.into();
+        }
+        if let Some(datatype) = member(own, DATATYPE_PARAMETER) {
+            request.half = output_half(&text(Some(datatype), DATATYPE_PARAMETER, "parameters")?)?;
         }
         let is_binary = member(own, "binary_data_output").cloned();
         let inputs = inputs(&mut document, binary, has_header)?;

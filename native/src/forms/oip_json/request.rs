@@ -4,10 +4,13 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
-use super::super::oip_binary::{SIGNATURE_PARAMETER, binary_tensor, checked_shape, dtype_of};
+use super::super::oip_binary::{
+    DATATYPE_PARAMETER, SIGNATURE_PARAMETER, binary_tensor, checked_shape, dtype_of, output_half,
+};
 use crate::forms::json::cursor::Cursor;
 use crate::forms::json::tensors::small_float;
 use crate::plan::{Data, DataType, Declined, Strings, Tensor};
+use crate::tables::halves::Half;
 
 pub(super) type Result<T> = std::result::Result<T, Declined>;
 
@@ -36,6 +39,8 @@ pub struct Request<'a> {
     pub signature: Cow<'a, str>,
     /// The request's `binary_data_output` parameter: whether outputs without `binary_data` are binary.
     pub is_binary: bool,
+    /// The 16 bits to which outputs of FP32 are rounded; None if they are not.
+    pub half: Option<Half>,
     /// The request's input tensors, in the order of the JSON text.
     pub inputs: SmallVec<[Input<'a>; 4]>,
     /// Outputs that the request names; an empty list means all outputs.
@@ -55,6 +60,7 @@ impl<'a> Request<'a> {
                 "parameters" => parameters(cursor, |cursor, key| {
                     match key {
                         SIGNATURE_PARAMETER => request.signature = cursor.string()?,
+                        DATATYPE_PARAMETER => request.half = output_half(&cursor.string()?)?,
                         "binary_data_output" => request.is_binary = cursor.boolean()?,
                         _ => cursor.skip_scalar()?,
                     }

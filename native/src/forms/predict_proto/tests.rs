@@ -13,6 +13,7 @@ use crate::forms::tensor_proto::tests::ProstTensor;
 use crate::plan::tests::is_fault;
 use crate::plan::tests::{feature, input, output, servable, toy};
 use crate::plan::{DataType, Description, Graph, GraphOutput, ModelRoutes, Notes, OutputData, Routes, VersionMemory};
+use crate::tables::halves::Half;
 
 #[derive(Clone, PartialEq, Message)]
 struct ProstVersion {
@@ -66,7 +67,7 @@ fn call(routes: &Routes, as_content: bool) -> Call<'_> {
         routes,
         effort: Effort::Any,
         max_response_bytes: 1 << 20,
-        as_content,
+        encoding: TensorEncoding::of_server(as_content),
         strict_json: false,
         grant: None,
         log: None,
@@ -301,6 +302,20 @@ fn every_dtype_is_encoded_as_by_the_reference() {
         let answered = answer(&call(&routes, as_content), &message).expect("an answer");
         assert_eq!(hex(&answered.body), expected);
         assert_eq!(answered.body.len() * 2, expected.len());
+    }
+}
+
+#[test]
+fn float32_outputs_are_rounded_to_halves() {
+    let routes = routes_to(toy());
+    let message = request(&[("one", ids(&[4, 0]))]).encode_to_vec();
+    for (half, dtype, content) in
+        [(Half::Float16, "13", "005120510000003c"), (Half::Bfloat16, "0e", "204224420000803f")]
+    {
+        let call = Call { encoding: TensorEncoding::Half(half), ..call(&routes, false) };
+        let answered = answer(&call, &message).expect("an answer");
+        let tensor = format!("08{dtype}120812020802120208022208{content}");
+        assert_eq!(hex(&answered.body), format!("0a1d0a036f6e651216{tensor}120f0a016d120208031a066c6f6f6b7570"));
     }
 }
 
