@@ -153,13 +153,9 @@ fn the_bound_is_kept_and_rows_that_are_read_often_stay() {
         read(&table, &hot);
         let cold: Vec<i64> = (0..10).map(|n| 700 + (round * 10 + n) * 7 % 3300).collect();
         read(&table, &cold);
-        // A dropped page of which a thread still reads may be there a moment longer.
-        let is_bounded = || {
-            let resident = rows.resident();
-            (resident > 200).then(|| std::thread::sleep(std::time::Duration::from_millis(10)));
-            resident <= 200
-        };
-        assert!((0..1000).any(|_| is_bounded()), "{} pages", rows.resident());
+        // The kernel keeps a page that something else holds at the moment of its drop: seldom, or the pages of 300 rounds
+        // would be some 3000.
+        assert!(pager.counts().bytes <= 200 * 4096 && rows.resident() <= 400, "{} pages", rows.resident());
         assert!(cold.iter().all(|&row| rows.number(row as usize) == row as usize));
     }
     assert!(num_hot_there > 270, "{num_hot_there} of 300 rounds");
