@@ -4,6 +4,7 @@ use std::mem::MaybeUninit;
 
 use super::description::OnEmptyRow;
 use super::feature_inputs::FeatureInputs;
+use super::inputs::DataType;
 use super::servable::{FeaturePlan, LookupKind};
 use super::small_table::Reading;
 use crate::tables::halves::Half;
@@ -32,6 +33,18 @@ pub(super) enum VectorForm {
 }
 
 impl VectorForm {
+    /// Returns the form in which an answer has the feature's vectors if it rounds float32 numbers to `half`.
+    #[inline]
+    pub(super) fn of(plan: &FeaturePlan, half: Option<Half>) -> VectorForm {
+        let is_copied = !matches!(plan.lookup, LookupKind::Combine(_)) && !plan.copies_rows;
+        match half {
+            _ if plan.dtype != DataType::Float32 => VectorForm::Stored,
+            None => VectorForm::Float32,
+            Some(half) if is_copied && plan.table_dtype == half.of_tables() => VectorForm::Stored,
+            Some(half) => VectorForm::Rounded(half),
+        }
+    }
+
     /// Returns how many bytes a vector takes.
     fn vector_bytes(self, table: &Table) -> usize {
         match self {

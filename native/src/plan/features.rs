@@ -7,7 +7,7 @@ use super::declined::Declined;
 use super::effort::{Effort, Waiting};
 use super::faults::{self, BoxedFault};
 use super::feature_inputs::{FeatureInputs, feature_inputs, refused};
-use super::feature_lookup::{Placement, look_up};
+use super::feature_lookup::{Placement, VectorForm, look_up};
 use super::inputs::{DataType, Dims, Inputs, Tensor, UnknownKeyCounts};
 use super::notes::{Instead, Notes};
 use super::paged_rows::read_feature;
@@ -228,7 +228,7 @@ impl<'s, 'r> Features<'s, 'r> {
     pub fn read(&self, feature: usize, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
         let plan = &self.plan.features[feature];
         let stride = self.servable.tables()[plan.table].embedding_dim * plan.dtype.size();
-        let placement = Placement { skip: 0, stride, is_flat: false, form: plan.form(None) };
+        let placement = Placement { skip: 0, stride, is_flat: false, form: VectorForm::of(plan, None) };
         self.read_at(feature, to, &placement)
     }
 
@@ -247,7 +247,7 @@ impl<'s, 'r> Features<'s, 'r> {
         skip: usize,
         stride: usize,
     ) -> Result<(), Declined> {
-        let form = self.plan.features[feature].form(None);
+        let form = VectorForm::of(&self.plan.features[feature], None);
         self.read_at(feature, to, &Placement { skip, stride, is_flat: true, form })
     }
 

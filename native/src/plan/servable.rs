@@ -15,7 +15,6 @@ use super::description::{
 };
 use super::effort::Effort;
 use super::faults::{self, Asked, BoxedFault, Names as KnownNames};
-use super::feature_lookup::VectorForm;
 use super::graph_output::GraphOutput;
 use super::inputs::{Data, DataType, Inputs, Strings, Tensor, UnknownKeyCounts};
 use super::links::Links;
@@ -25,7 +24,6 @@ use super::quick_runs::{RunTimes, has_lookups};
 use super::rows_read::RowsRead;
 use super::sparse::Indexes;
 use crate::clusters::{Clusters, RemoteTable};
-use crate::tables::halves::Half;
 use crate::tables::hot_rows::HotRows;
 use crate::tables::labels::Labels;
 use crate::tables::map::{Map, Mark};
@@ -181,19 +179,6 @@ pub struct FeaturePlan {
 }
 
 impl FeaturePlan {
-    /// Returns the form in which an answer has the feature's vectors if it rounds float32 numbers to `half`.
-    #[must_use]
-    #[inline]
-    pub(super) fn form(&self, half: Option<Half>) -> VectorForm {
-        let is_copied = !matches!(self.lookup, LookupKind::Combine(_)) && !self.copies_rows;
-        match half {
-            _ if self.dtype != DataType::Float32 => VectorForm::Stored,
-            None => VectorForm::Float32,
-            Some(half) if is_copied && self.table_dtype == half.of_tables() => VectorForm::Stored,
-            Some(half) => VectorForm::Rounded(half),
-        }
-    }
-
     /// Returns the row that empty rows read; None if they read none.
     #[must_use]
     pub fn default_row_if_read(&self) -> Option<usize> {

@@ -13,7 +13,7 @@ use super::description::SignatureKind;
 use super::effort::Effort;
 use super::faults::{self, BoxedFault, Names};
 use super::feature_inputs::{FeatureInputs, check_rows, feature_inputs};
-use super::feature_lookup::Placement;
+use super::feature_lookup::{Placement, VectorForm};
 use super::features::{Features, product, read, shape_too_large, vector_dims, vector_width};
 use super::graph_output::{GraphOutput, OutputData};
 use super::inputs::{DataType, Dims, Inputs, Tensor, UnknownKeyCounts};
@@ -253,7 +253,7 @@ impl<'s, 'r> Work<'s, 'r> {
                     let sent = sent.get_mut(part).expect(SENT);
                     let remote = remote.get(part).and_then(Option::as_ref);
                     let is_flat = output.is_flat && dims.len() == 2;
-                    let placement = Placement { skip, stride, is_flat, form: feature.form(self.half) };
+                    let placement = Placement { skip, stride, is_flat, form: VectorForm::of(feature, self.half) };
                     let read = read(self.servable, plan, feature, sent, remote, to, &placement);
                     if matches!(read, Err(Declined::Fault(_))) {
                         // A refused lookup counts the id for which it is refused.
