@@ -241,7 +241,7 @@ class ServerSettings:
     )
     tensorflow_session_parallelism: int = setting(
         0,
-        "TensorFlow threads within an operation, and for operations of graphs that need threads; 0: as many as "
+        "TensorFlow threads within an operation, and operations that it runs side by side; 0: as many as "
         "--threads=auto.",
         0,
         1024,
@@ -254,9 +254,7 @@ class ServerSettings:
     )
     tensorflow_inter_op_parallelism: int = setting(
         0,
-        "Operations that TensorFlow runs side by side. 0: as tensorflow_session_parallelism in a graph with control "
-        "flow or variables of TensorFlow 1; in any other, one by one on the request's thread, which is faster unless "
-        "several long operations can run at once.",
+        "Operations that TensorFlow runs side by side; 0: as tensorflow_session_parallelism.",
         0,
         1024,
     )
@@ -307,10 +305,10 @@ class ServerSettings:
         return self.tensorflow_session_parallelism or num_processors()
 
     @property
-    def parallelism(self) -> tuple[int, int | None]:
-        """Threads within one TensorFlow operation, and operations that run at the same time; None: not given."""
+    def parallelism(self) -> tuple[int, int]:
+        """Two numbers: threads within one TensorFlow operation, and operations that run at the same time."""
         own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)
-        return own[0] or self.graph_threads, own[1] or None
+        return own[0] or self.graph_threads, own[1] or self.graph_threads
 
     @property
     def warmup_iterations(self) -> int:

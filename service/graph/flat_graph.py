@@ -14,20 +14,6 @@ from service.types import Array
 # Ops that only call a function, which are inlined; control flow ops (If, While, Case) are not inlined.
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
-# Ops whose run time depends on the sizes of their inputs alone. Not among them: those that make as many elements as a
-# value of an input says (Range, Tile, Fill, OneHot), loops, and what may wait (files, queues).
-_BOUNDED = frozenset(
-    (
-        "Placeholder PlaceholderWithDefault Const VarHandleOp ReadVariableOp Identity IdentityN NoOp StopGradient Cast "
-        "Shape Size Rank Reshape ExpandDims Squeeze Transpose StridedSlice Slice Split SplitV Pack Unpack Concat "
-        "ConcatV2 Gather GatherV2 ResourceGather ZerosLike OnesLike Select SelectV2 ClipByValue "
-        "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 BiasAdd Add AddV2 AddN Sub Mul Div RealDiv DivNoNan Maximum "
-        "Minimum Neg Abs Sign Square Sqrt Rsqrt Reciprocal SquaredDifference Pow Exp Expm1 Log Log1p Erf Tanh Sigmoid "
-        "Softplus Softsign Relu Relu6 LeakyRelu Elu Selu Softmax LogSoftmax FusedBatchNormV3 Sum Mean Max Min Prod "
-        "Equal NotEqual Less LessEqual Greater GreaterEqual LogicalAnd LogicalOr LogicalNot"
-    ).split()
-)
-
 
 class FlatGraph:
     """A graph without function calls: its nodes by name; their inputs have the form "node:output" or "^node".
@@ -88,10 +74,6 @@ class FlatGraph:
 
     def data_inputs(self, name: str) -> list[str]:
         return [i for i in self.nodes[name].input if not i.startswith("^")]
-
-    def is_bounded(self, names: Iterable[str]) -> bool:
-        """Says whether the run time of these nodes depends on the sizes of their inputs alone, not on their values."""
-        return all(self.nodes[name].op in _BOUNDED for name in names)
 
     def ancestors(
         self, roots: Iterable[str], *, cut: frozenset[str] = frozenset(), follow: Callable[[str], bool] = bool

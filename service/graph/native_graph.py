@@ -67,7 +67,6 @@ def native_tower(
         "apart": None if cut.fed == apart else feeding(apart, cut.inputs_apart),
         "outputs": [cut.outputs[name] for name in cut.spec.outputs],
         "targets": list(cut.effects),
-        "is_bounded": cut.is_bounded,
         "batching": None,
     }
     return _graph(cut.spec, NativeGraph(tuple(plans.values()), document, cut.id_tensors, vocabularies))
@@ -82,7 +81,6 @@ def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> Native
         "apart": None,
         "outputs": [tensor.tensor_name for tensor in spec.outputs.values()],
         "targets": [],
-        "is_bounded": spec.name in backend.bounded,
         "batching": None,
     }
     return _graph(spec, NativeGraph((), document))

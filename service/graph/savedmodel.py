@@ -6,10 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from service.errors import ArtifactError
-from service.graph.flat_graph import flatten
 from service.graph.graph_session import GraphError, GraphProgram, GraphSession, open_session, session_config
 from service.graph.restoring import prepared
 from service.graph.sparse import SparseNames, read_sparse_names
@@ -24,12 +22,10 @@ class SavedModelBackend:
     A session serves exports of TensorFlow 1 and 2 alike, which tf.saved_model.load does not.
 
     sparse: signature -> name of a sparse input -> the graph's three tensors of it.
-    bounded: the signatures whose run time depends on the sizes of their inputs alone, not on their values.
     """
 
     session: GraphSession
     sparse: Mapping[str, Mapping[str, SparseNames]]
-    bounded: frozenset[str]
 
     def close(self) -> None:
         self.session.close()
@@ -46,31 +42,22 @@ def open_savedmodel(
 
     Args:
       tags: tags of the MetaGraph; a MetaGraph with "tpu" is lowered for this machine's CPU first, in memory.
-      threads, inter_op_threads: as in session_config.
+      threads: TensorFlow's threads within an operation, and for operations side by side; 0: TensorFlow chooses.
+      inter_op_threads: threads for operations side by side, if it is another number.
 
     Raises:
       ArtifactError: TensorFlow can not load the SavedModel, in TensorFlow's words; or its graph needs a TPU.
     """
+    side_by_side = threads if inter_op_threads is None else inter_op_threads
     try:
         meta_graph, steps = prepared(artifact, tags)
-        config = session_config(threads, inter_op_threads, meta_graph.graph_def)
+        config = session_config(threads, side_by_side)
         session = open_session(GraphProgram(meta_graph.graph_def.SerializeToString(), config, tuple(steps)))
     except ArtifactError as error:
         raise ArtifactError(f"{artifact}: {error.message}") from error
     except GraphError as error:
         raise ArtifactError(f"TensorFlow can not load {artifact}: {_text(error)}") from error
-    signatures = meta_graph.signature_def.items()
-    bounded = frozenset(name for name, signature in signatures if _is_bounded(meta_graph, signature))
-    return SavedModelBackend(session, read_sparse_names(meta_graph), bounded)
-
-
-def _is_bounded(meta_graph: Any, signature: Any) -> bool:
-    try:
-        # Without the outputs that have no tensor of their own, because they are sparse or composite.
-        flat = flatten(meta_graph.graph_def, [info.name for info in signature.outputs.values() if info.name])
-    except (ArtifactError, KeyError):
-        return False
-    return flat.is_bounded(flat.nodes)
+    return SavedModelBackend(session, read_sparse_names(meta_graph))
 
 
 def _text(error: GraphError) -> str:

@@ -98,7 +98,6 @@ class CutSignature:
     id_inputs, inputs: tensors of the request's inputs that the first run and the last run need.
     inputs_apart: tensors of inputs that the last run needs if each source is fed by itself.
     effects: nodes that must run although nothing reads their outputs (a check that may refuse the request, a print).
-    is_bounded: FlatGraph.is_bounded of what is left of the graph.
     """
 
     spec: SignatureSpec
@@ -111,7 +110,6 @@ class CutSignature:
     inputs: frozenset[str]
     inputs_apart: frozenset[str]
     effects: tuple[str, ...]
-    is_bounded: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,7 @@ def open_tower(
     """Cuts lookups out of the given signatures' graphs, and opens a session for the rest; None if none can be cut.
 
     Args:
-      threads, inter_op_threads: as in session_config.
+      threads, inter_op_threads: as in open_savedmodel.
 
     Raises:
       ArtifactError: TensorFlow can not load the towers.
@@ -203,7 +203,8 @@ def open_tower(
             of_rows = {read.rows: mapped.tables[read.table].info.dtype for read in candidate.reads}
             placeholders = {node_of(rows): tensor_proto.dtype_number(dtype) for rows, dtype in of_rows.items()}
             dense.add(candidate.flat, _left(candidate), placeholders, candidate.follow)
-        opened = dense.open(artifact, saved, threads=threads, inter_op_threads=inter_op_threads)
+        side_by_side = threads if inter_op_threads is None else inter_op_threads
+        opened = dense.open(artifact, saved, threads=threads, inter_op_threads=side_by_side)
     except (NotProven, ArtifactError, KeyError) as error:
         logger.info("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
@@ -335,7 +336,6 @@ def _cut(
         frozenset(name for name in names if node_of(name) in left),
         frozenset(name for name in names if node_of(name) in left_apart),
         candidate.effects,
-        flat.is_bounded(before | left | left_apart),
     )
 
 

@@ -20,7 +20,6 @@ use super::inputs::{Data, DataType, Inputs, Strings, Tensor, UnknownKeyCounts};
 use super::links::Links;
 use super::names::Names;
 use super::notes::Notes;
-use super::quick_runs::{RunTimes, has_lookups};
 use super::rows_read::RowsRead;
 use super::sparse::Indexes;
 use crate::clusters::{Clusters, RemoteTable};
@@ -232,12 +231,6 @@ pub trait Graph: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// Returns how long the graph's runs took; None if the time of a run may depend on values of its inputs, so that
-    /// only threads for large work may run the graph.
-    fn run_times(&self) -> Option<&RunTimes> {
-        None
-    }
-
     /// Leaves a request in the graph's batch queue; the arguments are those of [`Graph::run`], but for the number of the
     /// signature and the rows that the request has read from clusters. None: the request must run by itself.
     ///
@@ -309,9 +302,9 @@ impl Signature {
     /// this before they parse the inputs.
     ///
     /// # Errors
-    /// [`Declined::TooLarge`]: the signature runs a graph that may take long, or the thread also answers lookups, and the
-    /// effort is [`Effort::Small`]; [`Declined::Batches`] if its graph is batched. [`Declined::Waits`]: the graph is fed
-    /// rows of a table in a cluster, or is not open yet, and the effort is not [`Effort::Wait`].
+    /// [`Declined::TooLarge`]: the signature runs a graph, and the effort is [`Effort::Small`]; [`Declined::Batches`] if
+    /// its graph is batched. [`Declined::Waits`]: the graph is fed rows of a table in a cluster, or is not open yet, and
+    /// the effort is not [`Effort::Wait`].
     #[inline]
     pub fn check_effort(&self, effort: Effort<'_>) -> Result<(), Declined> {
         // A request that ran in a batch needs only its answer written.
@@ -321,13 +314,9 @@ impl Signature {
             _ if self.graph.is_none() || has_ran => Ok(()),
             Effort::Small | Effort::Any | Effort::Queue(_) if self.is_remote || is_closed => Err(Declined::Waits),
             Effort::Small if self.is_batched() => Err(Declined::Batches),
-            Effort::Small if has_lookups() || self.run_times().is_none() => Err(Declined::TooLarge),
-            Effort::Small | Effort::Any | Effort::Queue(_) | Effort::Wait(_) => Ok(()),
+            Effort::Small => Err(Declined::TooLarge),
+            Effort::Any | Effort::Queue(_) | Effort::Wait(_) => Ok(()),
         }
-    }
-
-    fn run_times(&self) -> Option<&RunTimes> {
-        self.graph.as_ref()?.run_times()
     }
 
     /// Says whether requests for the signature wait in a queue to share runs of its graph.

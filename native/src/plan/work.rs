@@ -3,7 +3,6 @@
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use smallvec::SmallVec;
 
@@ -16,10 +15,9 @@ use super::feature_inputs::{FeatureInputs, check_rows, feature_inputs};
 use super::feature_lookup::{Placement, VectorForm};
 use super::features::{Features, product, read, shape_too_large, vector_dims, vector_width};
 use super::graph_output::{GraphOutput, OutputData};
-use super::inputs::{DataType, Dims, Inputs, Tensor, UnknownKeyCounts};
+use super::inputs::{DataType, Dims, Inputs, UnknownKeyCounts};
 use super::notes::Notes;
 use super::paged_rows;
-use super::quick_runs::note_lookup;
 use super::remote_rows;
 use super::rows_read::{RemoteRows, RowsRead};
 use super::servable::{Servable, Signature};
@@ -145,15 +143,7 @@ impl<'s, 'r> Work<'s, 'r> {
                 }
                 effort.check_alone()?;
             }
-            let times = graph.run_times().map(|times| (times, num_elements(&inputs)));
-            if effort == Effort::Small && !times.is_some_and(|(times, elements)| times.are_quick(elements)) {
-                return Err(Declined::TooLarge);
-            }
-            let begun = Instant::now();
             let (outputs, notes) = graph.run(servable, plan, &inputs, numbers, effort)?;
-            if let Some((times, elements)) = times {
-                times.learn(elements, begun.elapsed());
-            }
             // Before the run, the size of outputs of strings and of unknown shapes is not known.
             check_answer_size(outputs.iter().map(GraphOutput::num_bytes).sum(), rows, max_response_bytes)?;
             work.outputs = graph_shapes(numbers, &outputs);
@@ -167,11 +157,8 @@ impl<'s, 'r> Work<'s, 'r> {
             check_rows(plan, &sent, work.outputs.iter().map(|one| one.output))?;
             let is_remote = remote_rows::reads_any(servable, plan, &sent);
             work.content = Content::Lookup { sent, remote: Vec::new() };
-            if effort == Effort::Small {
-                note_lookup();
-                if work.cost_bytes() > SMALL_BYTES {
-                    return Err(if is_remote { Declined::Waits } else { Declined::TooLarge });
-                }
+            if effort == Effort::Small && work.cost_bytes() > SMALL_BYTES {
+                return Err(if is_remote { Declined::Waits } else { Declined::TooLarge });
             }
             if servable.may_miss_pages()
                 && let Content::Lookup { sent, .. } = &work.content
@@ -356,12 +343,7 @@ fn read_remote(
     Ok(features.into_rows_read())
 }
 
-/// Returns the number of elements of all inputs of a request.
-fn num_elements(inputs: &Inputs<'_>) -> usize {
-    let of_tensor = |tensor: &Tensor<'_>| tensor.dims.iter().copied().fold(1, usize::saturating_mul);
-    inputs.iter().map(|(_, tensor)| of_tensor(tensor)).fold(0, usize::saturating_add)
-}
-
+/// Returns the shapes of a graph's outputs, whose indexes are `numbers`.
 /// Checks an answer of `size` bytes, as arrays, against the server's limit.
 ///
 /// # Errors
@@ -370,7 +352,6 @@ pub fn check_answer_size(size: usize, rows: usize, limit: usize) -> Result<(), B
     if size > limit { Err(faults::answer_too_large(size, rows, limit)) } else { Ok(()) }
 }
 
-/// Returns the shapes of a graph's outputs, whose indexes are `numbers`.
 fn graph_shapes(numbers: &[usize], outputs: &[GraphOutput]) -> SmallVec<[OutputShape; 4]> {
     let shape = |(&index, output): (&usize, &GraphOutput)| OutputShape {
         output: index,

@@ -24,8 +24,6 @@ pub struct GraphDescription {
     /// Names of operations that must run with the fetches of each request, such as assertions, which may refuse the
     /// request.
     pub targets: Vec<String>,
-    /// Whether the time of a run depends on the sizes of the inputs alone, not on their values.
-    pub is_bounded: bool,
     /// The batching parameters of the signature (`batching::Parameters`); None: each request runs by itself.
     pub batching: Option<serde_json::Value>,
 }

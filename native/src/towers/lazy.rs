@@ -5,9 +5,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Instant;
 
 use crate::plan::faults::{self, BoxedFault};
-use crate::plan::{
-    Declined, Effort, Graph, GraphOutput, Inputs, Notes, QueuedRequest, RowsRead, RunTimes, Servable, Signature,
-};
+use crate::plan::{Declined, Effort, Graph, GraphOutput, Inputs, Notes, QueuedRequest, RowsRead, Servable, Signature};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// A function that opens a graph; its error is one sentence of text.
@@ -137,10 +135,6 @@ impl Graph for LazyGraph {
 
     fn is_batched(&self) -> bool {
         self.graph.get().is_some_and(|graph| graph.is_batched())
-    }
-
-    fn run_times(&self) -> Option<&RunTimes> {
-        self.graph.get()?.run_times()
     }
 
     fn queue(

@@ -12,7 +12,7 @@ use super::session::{Callable, GraphError, Session};
 use super::tensor::{AlignedBuffer, Tensor};
 use crate::plan::faults::{self, BoxedFault};
 use crate::plan::{
-    self, Data, DataType, Declined, Dims, Effort, Features, GraphOutput, Inputs, Notes, OutputData, RunTimes, Servable,
+    self, Data, DataType, Declined, Dims, Effort, Features, GraphOutput, Inputs, Notes, OutputData, Servable,
     Signature, graph_refusal,
 };
 use crate::tables::table::Ints;
@@ -34,7 +34,6 @@ pub struct Tower {
     callables: RwLock<HashMap<(bool, OutputIndexes), Arc<Callable>>>,
     /// Indexes of the outputs that an answer can carry.
     carried_outputs: OutputIndexes,
-    run_times: RunTimes,
 }
 
 impl fmt::Debug for Tower {
@@ -60,14 +59,7 @@ pub fn open(description: &serde_json::Value, batcher: Option<&Batcher>) -> Resul
     let computing = computing.transpose().map_err(|error| error.to_string())?;
     let outputs = description.outputs.iter().enumerate().filter(|(_, tensor)| !tensor.is_empty());
     let carried_outputs: OutputIndexes = outputs.map(|(index, _)| index).collect();
-    let tower = Tower {
-        session,
-        description,
-        computing,
-        callables: RwLock::default(),
-        carried_outputs,
-        run_times: RunTimes::default(),
-    };
+    let tower = Tower { session, description, computing, callables: RwLock::default(), carried_outputs };
     // The callable of all outputs is made when the version loads, so that the load tells it, and not the first request,
     // if the graph lacks an output or feed.
     tower.add_callable(&tower.description.fed, false, &tower.carried_outputs).map_err(|error| error.message)?;
@@ -204,10 +196,6 @@ impl Tower {
 }
 
 impl plan::Graph for Tower {
-    fn run_times(&self) -> Option<&RunTimes> {
-        self.description.is_bounded.then_some(&self.run_times)
-    }
-
     fn run(
         &self,
         servable: &Servable,

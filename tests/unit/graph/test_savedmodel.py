@@ -16,7 +16,6 @@ from service.artifact.signature_def import metadata_json, read_signatures
 from service.core.native_servable import compile_native
 from service.errors import ArtifactError, InvalidRequest, Unimplemented
 from service.graph.flat_graph import flatten
-from service.graph.graph_session import session_config
 from service.graph.joined_rows import joined_rows
 from service.graph.savedmodel import SavedModelBackend, open_savedmodel
 from service.graph.sparse import to_coo
@@ -251,69 +250,13 @@ def test_what_is_no_savedmodel_is_refused(tf_serving_testdata: Path) -> None:
             loaded(tf_serving_testdata / name / "00000123")
 
 
-@pytest.mark.parametrize(
-    ("inter_op_threads", "side_by_side", "executor"),
-    [(None, 2, "SINGLE_THREADED_EXECUTOR"), (1, 1, "SINGLE_THREADED_EXECUTOR"), (5, 5, ""), (0, 0, "")],
-)
+@pytest.mark.parametrize(("inter_op_threads", "side_by_side"), [(None, 2), (5, 5), (0, 0)])
 def test_the_session_has_the_threads_it_was_given(
-    tf: Any, folder: Path, inter_op_threads: int | None, side_by_side: int, executor: str
+    tf: Any, folder: Path, inter_op_threads: int | None, side_by_side: int
 ) -> None:
     backend = open_savedmodel(folder, SERVE, threads=2, inter_op_threads=inter_op_threads)
     config = tf.compat.v1.ConfigProto.FromString(backend.session.config)
     assert (config.intra_op_parallelism_threads, config.inter_op_parallelism_threads) == (2, side_by_side)
-    assert config.experimental.executor_type == executor
-    backend.close()
-
-
-def _graph_with(tf: Any, add: Callable[[Any], Any]) -> Any:
-    v1 = tf.compat.v1
-    with tf.Graph().as_default() as graph:
-        add(v1)
-    return graph.as_graph_def()
-
-
-@pytest.mark.parametrize(
-    ("add", "has_own_thread"),
-    [
-        (lambda v1: v1.constant(1.0), True),
-        (lambda v1: v1.raw_ops.Switch(data=1.0, pred=True), False),
-        (lambda v1: v1.raw_ops.VariableV2(shape=[1], dtype=v1.float32), False),
-        # Its output is a reference, too: a table of TensorFlow 1's first exports.
-        (lambda v1: v1.raw_ops.HashTable(key_dtype=v1.string, value_dtype=v1.int64), False),
-    ],
-)
-def test_graphs_of_tensorflow_1_need_threads(tf: Any, add: Callable[[Any], Any], has_own_thread: bool) -> None:
-    config = session_config(2, None, _graph_with(tf, add))
-    assert (b"SINGLE_THREADED_EXECUTOR" in config) == has_own_thread
-
-
-def test_control_flow_of_tensorflow_1_in_a_function_needs_threads(tf: Any) -> None:
-    function = tf.compat.v1.wrap_function(
-        lambda x: tf.raw_ops.Switch(data=x, pred=True)[1], [tf.TensorSpec([], tf.float32)]
-    )
-    graph_def = _graph_with(tf, lambda v1: function(v1.constant(1.0)))
-    assert not any(node.op == "Switch" for node in graph_def.node)
-    assert b"SINGLE_THREADED_EXECUTOR" not in session_config(2, None, graph_def)
-
-
-def test_a_signature_is_bounded_if_no_value_can_make_it_slow(tf: Any, tmp_path: Path) -> None:
-    module = tf.Module()
-    module.kernel = tf.Variable([[2.0], [0.5]])
-    x, n = tf.TensorSpec([None, 2], tf.float32, "x"), tf.TensorSpec([], tf.int32, "n")
-    functions = {
-        "dense": (lambda x: tf.nn.sigmoid(x @ module.kernel) + 1.0, x),
-        "gather": (lambda n: tf.gather(module.kernel, n), n),
-        "tile": (lambda n: tf.tile([1.0], n[None]), n),
-        "loop": (lambda n: tf.while_loop(lambda i: i < n, lambda i: (i + 1,), (0,))[0], n),
-        "checked": (lambda x: tf.ensure_shape(x, [2, 2]), x),
-    }
-    signatures = {
-        name: tf.function(lambda *args, f=function: {"y": f(*args)}, input_signature=[spec], autograph=False)
-        for name, (function, spec) in functions.items()
-    }
-    tf.saved_model.save(module, str(tmp_path / "1"), signatures=signatures)
-    backend = open_folder(tmp_path / "1")
-    assert backend.bounded & functions.keys() == {"dense", "gather"}
     backend.close()
 
 
