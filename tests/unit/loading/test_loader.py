@@ -342,7 +342,7 @@ def test_a_signature_with_a_copy_of_its_own_refuses_deltas_unless_forced(
         assert isinstance(holder.servable.deltas, VersionDeltas)
         holder.servable.deltas.catch_up(holder, registry.replace)
 
-    version = toy_model / "1"
+    version = shutil.copytree(toy_model / "1", tmp_path / "toy" / "1")
     drop(version, 1, delta_bytes(version, 1, "user", [1], [[9, 9]]))
     drop(version, 2, delta_bytes(version, 2, "user", [2], [[8, 8]], flags=1))
     loader = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native, deltas=rules(tmp_path / "journal", look))
