@@ -357,7 +357,10 @@ class DenseGraph:
         # A graph without control flow ops and reference variables of TensorFlow 1 runs in TensorFlow's
         # SINGLE_THREADED_EXECUTOR, which is faster: it runs the nodes one by one in the caller's thread. Measured with
         # 128 rows and layers of 160, 256 and 1 columns: 173 us a run, against 219 us with the default executor.
-        is_single_threaded = not any(node.op in _NEEDS_THREADS for node in graph_def.node)
+        # One with functions does not: there, an op that calls a function waits for it, and inside another function it
+        # may wait, for ever, on the thread that must run it.
+        has_functions = bool(graph_def.library.function)
+        is_single_threaded = not has_functions and not any(node.op in _NEEDS_THREADS for node in graph_def.node)
         steps: list[Step] = [(restored, {})]
         if init:
             steps.append((init, {tensor: path for tensor, path in assets.items() if node_of(tensor) in self._nodes}))

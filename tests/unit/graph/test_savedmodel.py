@@ -323,6 +323,28 @@ def test_a_variable_that_no_signature_reads_is_not_restored(tf: Any, tmp_path: P
         assert all(is_restored.values()) and 2 in is_restored
 
 
+def test_a_graph_with_functions_does_not_run_on_its_callers_thread_alone(tf: Any, tmp_path: Path) -> None:
+    from service.graph.flat_graph import flatten
+    from service.graph.graph_session import DenseGraph
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None], "x")
+        v1.enable_control_flow_v2()
+        tf.identity(tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: x * 3), "y")
+    meta_graph = v1.MetaGraphDef()
+    meta_graph.graph_def.CopyFrom(graph.as_graph_def())
+    assert meta_graph.graph_def.library.function
+    flat = flatten(meta_graph.graph_def, ["y:0"])
+    dense = DenseGraph(meta_graph, {})
+    dense.add(flat, set(flat.nodes), {})
+    assert b"SINGLE_THREADED_EXECUTOR" not in dense._program(tmp_path, {}, threads=1, inter_op_threads=1).config
+    session = dense.open(tmp_path, {}, threads=1, inter_op_threads=1).session
+    for numbers, wanted in (([1.0, 2.0], [2.0, 4.0]), ([-1.0, -2.0], [-3.0, -6.0])):
+        (found,) = session.run(["y:0"], {"x:0": np.array(numbers, np.float32)})
+        assert found.tolist() == wanted
+
+
 def test_graphs_flush_denormal_numbers_as_tensorflows_threads_do(tf: Any, tmp_path: Path) -> None:
     from service.graph.flat_graph import flatten
     from service.graph.graph_session import DenseGraph, PythonSession
