@@ -208,7 +208,7 @@ impl RareTarget {
         let hint = match &parts[..] {
             [model] if *model != "models" => format!("; did you mean /v1/models/{model}:{verb}?"),
             ["models", model, "versions", label] if !label.is_empty() => {
-                format!("; a version is a number, did you mean /v1/models/{model}/labels/{label}:{verb}?")
+                format!("; a version is a number, a label has the path /v1/models/{model}/labels/{label}:{verb}")
             }
             _ => String::new(),
         };
@@ -460,7 +460,7 @@ mod tests {
         ] {
             assert_eq!(rare(path), Err(format!("Malformed request: POST {path}")));
         }
-        let hint = "; a version is a number, did you mean /v1/models/m/labels/x:lookup?";
+        let hint = "; a version is a number, a label has the path /v1/models/m/labels/x:lookup";
         let path = "/v1/models/m/versions/x:lookup";
         assert_eq!(rare(path), Err(format!("Malformed request: POST {path}{hint}")));
         let number = "9223372036854775808";

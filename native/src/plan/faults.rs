@@ -232,8 +232,8 @@ faults! {
         "Inputs contains invalid name. Used request inputs: {used}, request input: {sent}";
     InvalidArgument takes_lists(feature: &str, values: &str, splits: &str)
         "feature \"{feature}\" takes a list of ids per row, and got one flat tensor: send lists of lists, or over gRPC \"{values}\" and \"{splits}\".";
-    InvalidArgument takes_no_lists(feature: &str)
-        "\"{feature}\" takes no lists of ids: send a flat list, or an array of the shape that the signature declares.";
+    InvalidArgument takes_no_lists(feature: &str, wanted: &str)
+        "\"{feature}\" takes no lists of different lengths: send \"{feature}\" as {wanted}.";
     InvalidArgument half_of_ragged(feature: &str, values: &str, splits: &str)
         "feature \"{feature}\": send both \"{values}\" and \"{splits}\".";
     InvalidArgument unknown_output(name: &str, known: &str)
@@ -278,7 +278,7 @@ faults! {
 faults! {
     InvalidArgument too_many_table_ids(count: usize, limit: usize)
         "input \"ids\": {count} ids, the limit is {limit} per request.";
-    InvalidArgument rows_key(key: &str) "Unknown key: {key}. A :rows request has: ids, labels.";
+    InvalidArgument rows_key(key: &str) "Unknown key: {key}. A :rows request has: ids, a list of row ids; labels, true or false.";
     InvalidArgument labels_no_flag() "\"labels\" must be true or false.";
     InvalidArgument ids_not_flat(rank: usize) "input \"ids\": expected a flat list of row ids, got rank {rank}.";
 }
@@ -351,7 +351,7 @@ faults! {
         "Unknown keys: {unknown}. A lookup has: features, signature_name, weights.{hint}";
     InvalidArgument key_missing(key: &str) "\"{key}\" is missing.";
     InvalidArgument key_no_object(key: &str)
-        "\"{key}\" is not an object: it has, under each feature's name, a list with one entry per row.";
+        "\"{key}\" must be an object that has, under each feature's name, a list with one entry per row.";
     InvalidArgument weights_without_ids(feature: &str) "feature \"{feature}\": weights were sent without ids.";
     InvalidArgument unknown_feature(signature: &str, feature: &str, known: Names)
         "signature \"{signature}\" has no feature \"{feature}\". Features it takes: {known}.";
@@ -479,6 +479,13 @@ faults! {
 pub fn missing_features(names: &[&str]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
     format!("{} {} missing.", quoted.join(", "), if names.len() == 1 { "is" } else { "are" })
+}
+
+/// Returns the sentence that says how to send a feature with a list of ids per row.
+#[must_use]
+#[cold]
+pub fn form_of_lists(feature: &str, values: &str, splits: &str) -> String {
+    format!("\"{feature}\" takes a list of ids per row, over gRPC as \"{values}\" and \"{splits}\".")
 }
 
 /// Returns the sentence that names an input which a signature does not have.

@@ -85,10 +85,21 @@ fn mixed_up(plan: &Signature, extra: &[&str]) -> Vec<BoxedFault> {
         }
         let (feature, part) = name.rsplit_once("__").filter(|(_, part)| RAGGED_PARTS.contains(part))?;
         let is_of_weights = part == "weights" && !extra.contains(&format!("{feature}__values").as_str());
-        let told = if is_of_weights { faults::weights_of_dense } else { faults::takes_no_lists };
-        is_dense(feature).then(|| told(feature))
+        is_dense(feature).then(|| match is_of_weights {
+            true => faults::weights_of_dense(feature),
+            false => faults::takes_no_lists(feature, array_of(plan, feature)),
+        })
     };
     extra.iter().filter_map(told).collect()
+}
+
+/// Says in words which array a dense feature takes.
+fn array_of(plan: &Signature, feature: &str) -> &'static str {
+    let shape = plan.input(feature.as_bytes()).and_then(|index| plan.inputs[index].shape.as_ref());
+    match shape {
+        Some(shape) if shape.len() == 1 => "a flat list, one id per row",
+        _ => "one array of the shape that the signature declares",
+    }
 }
 
 /// Returns what a client may have meant by wrong names of a predict's inputs, in the names that its user knows.
@@ -103,12 +114,15 @@ fn hints(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&str]) -> 
         told.push(faults::unknown_input(name, plan.json_names()));
     }
     let is_mixed = |name: &str| extra.iter().any(|sent| sent.strip_prefix(name).is_some_and(is_part));
-    let mut missing: Vec<&str> = Vec::new();
+    let (mut missing, mut forms): (Vec<&str>, Vec<String>) = Default::default();
     for one in &plan.ragged_names {
         let parts = [one.values, one.row_splits];
         let is_optional = parts.iter().all(|&index| plan.inputs[index].is_optional);
         match parts.map(|index| is_sent(&index)) {
-            [false, false] if !is_optional && !is_mixed(&one.feature) => missing.push(&one.feature),
+            [false, false] if !is_optional && !is_mixed(&one.feature) => {
+                missing.push(&one.feature);
+                forms.push(faults::form_of_lists(&one.feature, one.values(plan), one.row_splits(plan)));
+            }
             [true, false] | [false, true] => {
                 told.push(faults::half_of_ragged(&one.feature, one.values(plan), one.row_splits(plan)).text);
             }
@@ -123,10 +137,14 @@ fn hints(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&str]) -> 
     }
     missing.sort_unstable();
     if !missing.is_empty() {
-        told.insert(0, faults::missing_features(&missing));
+        forms.truncate(MAX_FORMS);
+        told.splice(0..0, std::iter::once(faults::missing_features(&missing)).chain(forms));
     }
     told
 }
+
+/// An error says of so many missing features how to send them.
+const MAX_FORMS: usize = 2;
 
 /// The ends of the names of a ragged feature's inputs, after `__`.
 const RAGGED_PARTS: [&str; 3] = ["values", "row_splits", "weights"];
