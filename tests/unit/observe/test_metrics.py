@@ -22,7 +22,7 @@ from service.control.request_context import Subject
 from service.errors import BackendFailure, IdOutOfRange, NotReady, Overloaded
 from service.observe.metric_text import BATCH_ROWS, QUEUE, Rows, Times
 from service.observe.metrics import MOST_SHOWN, SHOWN_SCRAPES, GoneModels, Metrics
-from service.observe.request_metrics import Batches
+from service.observe.request_metrics import Batches, CoreCounts
 from service.tables.guarded_files import GuardedFiles
 from service.types import State, TableCounts, VersionStatus
 from service.versions.servable import LoadedServable
@@ -141,7 +141,7 @@ def test_tells_what_may_be_in_flight_and_what_is() -> None:
     assert not read(metrics)["embedding_server_in_flight_limit_bytes"].samples
     metrics.limits = Limits(bytes=5000)
     metrics.held = lambda: {"m": 400}
-    metrics.admission.held_by_core({"m": 50, "n": 6})
+    metrics.admission.core = lambda: CoreCounts(held={"m": 50, "n": 6})
     found = read(metrics)
     assert found["embedding_server_in_flight_bytes"].value(model="m") == 450
     assert found["embedding_server_in_flight_bytes"].value(model="n") == 6

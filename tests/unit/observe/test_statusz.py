@@ -18,7 +18,7 @@ from service.configuration.settings_reading import shown_settings
 from service.observe.attention import CERTIFICATE_S, ReadFiles, attention
 from service.observe.history import RecentRequests
 from service.observe.metric_text import REQUEST, Times
-from service.observe.request_metrics import AdmissionCounter, Requests
+from service.observe.request_metrics import AdmissionCounter, CoreCounts, Requests
 from service.observe.statusz import Statusz, overload, quantile_ms
 from service.tables.huge_pages import resident_bytes
 from service.versions.registry import Registry
@@ -83,8 +83,7 @@ def test_each_model_with_what_it_holds_and_why_it_was_refused() -> None:
         counted.refused(model, reason)
     for seconds in [0.004] * 99 + [0.09]:
         counted.waited("c", seconds)
-    counted.connection_dropped("connections")
-    counted.held_by_core({"a": 5})
+    counted.core = lambda: CoreCounts(held={"a": 5}, dropped={"connections": 1}, refused={("b", "queue"): 2})
     found = overload({"a": 10}, Limits(bytes=100, queued=3, wait_s=0.2), counted)
     a, b, c = found["models"]
     assert a == {
@@ -93,7 +92,7 @@ def test_each_model_with_what_it_holds_and_why_it_was_refused() -> None:
         "refused": {"bytes": 1, "wait": 2},
         "p99_thread_wait_ms": None,
     }
-    assert (b["model"], b["in_flight_bytes"], b["refused"]) == ("b", 0, {"queue": 1})
+    assert (b["model"], b["in_flight_bytes"], b["refused"]) == ("b", 0, {"queue": 3})
     assert c["model"] == "c" and 4 <= c["p99_thread_wait_ms"] < 90
     assert found["limits"] == {"bytes": 100, "queued": 3, "wait_ms": 200.0}
     assert found["connections_dropped"] == {"connections": 1}
