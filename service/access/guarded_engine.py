@@ -58,10 +58,6 @@ class GuardedEngine(Engine):
         self._absent = absent
         self._grant = grant
 
-    def of(self, grant: Grant) -> GuardedEngine:
-        """Returns an engine that checks the rights of the given caller, not those of the current request's caller."""
-        return GuardedEngine(self._engine, self._absent, lambda: grant)
-
     def _for(self, model: str, right: Right) -> Engine:
         grant = self._grant()
         rights = grant.rights(model)

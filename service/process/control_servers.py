@@ -138,6 +138,6 @@ def create_control_grpc_server(
         max_message_bytes=settings.max_message_bytes,
         max_workers=settings.grpc_max_threads,
         as_content=settings.enable_serialization_as_tensor_content,
-        guard=None if access is None else Guard(access.callers, access.engine.of),
+        guard=None if access is None else Guard(access.callers, access.engine, forwarding),
         forwarding=forwarding,
     )
