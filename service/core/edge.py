@@ -171,7 +171,7 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
             "max_queue_s": settings.max_queue_ms / 1e3,
             # The native core forwards at most twice as many requests as Python runs at a time, so that Python never has
             # to wait for its next request.
-            "max_forwarded": 2 * max(settings.grpc_max_threads, settings.graph_threads),
+            "max_forwarded": 2 * settings.neighbors_threads,
             "handshake_timeout_s": settings.stall_timeout_s,
             "head_timeout_s": settings.stall_timeout_s,
             "stall_timeout_s": settings.stall_timeout_s,
@@ -248,7 +248,9 @@ class SampledRequests:
         self._thread: threading.Thread | None = None
 
     def start(self, edge: Edge) -> None:
-        self._thread = threading.Thread(target=self._run, args=(edge.server.take_records,), name="native-records", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(edge.server.take_records,), name="native-records", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:

@@ -22,7 +22,11 @@ from service.wire.config_protos import BatchingParameters
 if TYPE_CHECKING:
     from service import _native
 
+logger = logging.getLogger(__name__)
+
 Document = dict[str, Any]
+# Least seconds between two log lines on refused requests.
+_LOG_S = 1.0
 # Fields of the native core's statistics that read() leaves out, because the status page shows them elsewhere or as
 # sums.
 _APART = ("subjects", "slow", "failures", "refused", "failed", "waited", "held")
@@ -38,7 +42,6 @@ class NativeStatistics:
     Args:
       slow: called for each new slow request; was_slow() of service.observe.history.
       failed: called for each new refused request; noted() of service.observe.history.
-      refused: called with the model and the reason of requests that the core refused since the last collect().
       now: seconds since 1970.
     """
 
@@ -48,14 +51,13 @@ class NativeStatistics:
         *,
         slow: Callable[[Subject, float, float, int], None],
         failed: Callable[[Subject, str, str], None],
-        refused: Callable[[str, str], None],
         now: Callable[[], float] = time.time,
     ) -> None:
         self.counts = CoreCounts()
         self._core = core
         self._slow = slow
         self._failed = failed
-        self._refused = refused
+        self._now, self._log_again_s = now, 0.0
         self._lock = threading.Lock()
         self._told_until_s = dict.fromkeys(("slow", "failures"), now())
         self._last: Document = {}
@@ -64,9 +66,7 @@ class NativeStatistics:
         with self._lock:
             self._last = json.loads(self._core.statistics())
             before, self.counts = self.counts.refused, _counts_of(self._last)
-            for (model, reason), count in self.counts.refused.items():
-                if count > before.get((model, reason), 0):
-                    self._refused(model, reason)
+            self._log_refusals(before)
             for one in self._new("slow"):
                 with _in_request(one):
                     self._slow(_subject(one), one["seconds"], one["run_seconds"], one["rows"])
@@ -100,6 +100,14 @@ class NativeStatistics:
     def bytes_held_total(self) -> int:
         """Number of bytes that requests and answers had held, from the server's start to the last collect()."""
         return int(self._last.get("bytes_held_total", 0))
+
+    def _log_refusals(self, before: Mapping[tuple[str, str], int]) -> None:
+        grown = [key for key, count in self.counts.refused.items() if count > before.get(key, 0)]
+        # Thousands of requests may be refused in a second, and metrics may be read often.
+        if grown and self._now() >= self._log_again_s:
+            self._log_again_s = self._now() + _LOG_S
+            model, reason = grown[0]
+            logger.warning("requests are refused", extra={"model": model, "refused_for": reason})
 
     def _new(self, name: str) -> list[Document]:
         """Returns the records in a field of the statistics that are newer than those of the last call, oldest first."""
@@ -159,9 +167,6 @@ def _subject(one: Mapping[str, Any]) -> Subject:
 def _labelled(value: Any) -> Any:
     # A list of (label, count) pairs becomes a dict, which the status page shows as a JSON object.
     return dict(value) if isinstance(value, list) else value
-
-
-logger = logging.getLogger(__name__)
 
 
 class Batcher:

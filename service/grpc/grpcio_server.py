@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import grpc
 
 from service.access.callers import Callers, Grant, Part
-from service.admission import Reservation
 from service.control import request_context
 from service.control.engine import Engine
 from service.core.forwarded import Forwarding
@@ -27,7 +26,7 @@ from service.grpc.methods import (
     unary_handlers,
 )
 from service.grpc.refusals import STATUS_CODES, Refusals, retry_hint
-from service.wire.api import Handler, first_model
+from service.wire.api import Handler
 
 _OPEN_PATHS: dict[str, Part] = {
     **{f"/{HEALTH_SERVICE}/{method}": "health" for method in ("Check", "Watch")},
@@ -156,8 +155,6 @@ class GrpcServer:
                 # The last one, because it also answers calls of unknown methods.
                 _MethodTable(known, as_content=as_content),
             ],
-            # Most gRPC calls that run or wait at a time; grpcio itself refuses further calls with RESOURCE_EXHAUSTED.
-            maximum_concurrent_rpcs=min(max_workers + engine.admission.limits.queued, _INT32_MAX),
             options=list({**_options(max_message_bytes), **_CORE_OPTIONS}.items()),
             interceptors=core_only,
         )
@@ -273,18 +270,10 @@ class _Serve:
         self._enter(context)
         try:
             with self._guard.acting(path, context):
-                return self._run(handler, data, context.time_remaining())
+                remaining_s = context.time_remaining()
+                return handler(data, None if remaining_s is None else self._engine.clock() + remaining_s)
         except Exception as error:
             self._abort(context, error)
-
-    def _run(self, handler: Handler, data: bytes, remaining_s: float | None) -> bytes:
-        deadline_s = None if remaining_s is None else self._engine.clock() + remaining_s
-        reservation = Reservation(self._engine.admission, first_model(data, self._engine.is_model))
-        try:
-            reservation.grow(len(data))
-            return handler(data, deadline_s)
-        finally:
-            reservation.drop_user()
 
     def _enter(self, context: grpc.ServicerContext) -> None:
         named = {key: value for key, value in context.invocation_metadata() or () if key in _CONTEXT_KEYS}

@@ -159,9 +159,13 @@ class Health:
         # The thread that sends changed health statuses to watchers also sends a new watcher's first status. If the
         # thread that adds the watcher sent it, it could arrive after a newer status.
         self._changed.put(None if self._is_stopped else service)
-        if not context.add_callback(lambda: self._forget(service, watcher)):
-            # add_callback() returns False if the client has disconnected already: then the callback never runs.
+
+        def forget() -> None:
             self._forget(service, watcher)
+
+        if not context.add_callback(forget):
+            # add_callback() returns False if the client has disconnected already: then the callback never runs.
+            forget()
 
     def _forget(self, service: str, watcher: _Watcher) -> bool:
         """Removes a client from the watchers of a service; returns False if it was removed before."""

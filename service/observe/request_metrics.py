@@ -5,22 +5,17 @@ The native core counts what it answers itself. Its counts are added when the met
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from service.admission import Limits
 from service.control.request_context import Finished, Subject
 from service.errors import ServiceError
 from service.observe.metric_text import (
     BATCH_ROWS,
     EXAMPLES,
-    QUEUE,
     REQUEST,
     SECONDS,
     Rows,
@@ -28,7 +23,7 @@ from service.observe.metric_text import (
     family,
     histogram,
     labels,
-    sample,
+    series,
 )
 from service.types import SignatureKind
 
@@ -291,104 +286,37 @@ class WarmupCounter:
             self._found = {key: found for key, found in self._found.items() if key[0] != model}
 
 
-logger = logging.getLogger(__name__)
-
-# Least seconds between two log lines on refused requests, because thousands may be refused in a second.
-_LOG_S = 1.0
 _SECONDS = tuple(map(repr, SECONDS))
 _PREFIX = "embedding_server_"
 
 
-class AdmissionCounter:
-    """The counter of refused requests, waiting times and dropped connections, for metrics. Concurrency: any thread.
-
-    core: returns the native core's last counts, which are added to those of Python.
+def admission_lines(counts: CoreCounts, limit_bytes: int | None) -> list[str]:
+    """Returns the lines of the metrics on refused requests, waits and dropped connections.
 
     Args:
-      clock: seconds, monotonic; refusals are logged once a second.
+      limit_bytes: most bytes in flight, of all models together; None: the server has no limit yet.
     """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.core: Callable[[], CoreCounts] = CoreCounts
-        self._clock = clock
-        self._log_again_s = 0.0
-        self._lock = threading.Lock()
-        self._refused: Counter[tuple[str, str]] = Counter()
-        self._waits: dict[str, Times] = {}
-
-    def refused(self, model: str, reason: str) -> None:
-        with self._lock:
-            self._refused[model, reason] += 1
-        self.log_refusal(model, reason)
-
-    def log_refusal(self, model: str, reason: str) -> None:
-        now_s = self._clock()
-        if now_s >= self._log_again_s:
-            self._log_again_s = now_s + _LOG_S
-            logger.warning("requests are refused", extra={"model": model, "refused_for": reason})
-
-    def waited(self, model: str, seconds: float) -> None:
-        with self._lock:
-            self._waits.setdefault(model, Times(QUEUE)).add(seconds)
-
-    def forget(self, model: str) -> None:
-        with self._lock:
-            self._waits.pop(model, None)
-            for refused in [key for key in self._refused if key[0] == model]:
-                del self._refused[refused]
-
-    def in_flight(self, held: Mapping[str, int]) -> Mapping[str, int]:
-        """Returns model -> bytes in flight, in Python and in the native core together."""
-        found = dict(held)
-        for model, size in self.core().held.items():
-            found[model] = found.get(model, 0) + size
-        return found
-
-    def dropped(self) -> Mapping[str, int]:
-        """Returns reason -> connections that the native core refused or cut."""
-        return self.core().dropped
-
-    def refusals(self) -> Mapping[tuple[str, str], int]:
-        """Returns (model, reason) -> refused requests."""
-        with self._lock:
-            return self._refused + Counter(self.core().refused)
-
-    def waits(self) -> dict[str, Times]:
-        found: dict[str, Times] = {}
-        with self._lock:
-            for counts in (self._waits, self.core().waits):
-                for model, times in counts.items():
-                    found.setdefault(model, Times(QUEUE)).merge(times)
-        return found
-
-    def lines(self, held: Mapping[str, int], limits: Limits | None) -> list[str]:
-        """Returns the lines of the admission metrics. held: bytes in flight in Python, by model; limits: on these."""
-        name = _PREFIX + "in_flight_bytes"
-        about = "Bytes of requests and answers in flight; model is empty for requests of no known model."
-        lines = family(name, "gauge", about)
-        lines += [sample(name, labels({"model": model}), size) for model, size in sorted(self.in_flight(held).items())]
-        name = _PREFIX + "in_flight_limit_bytes"
-        lines += family(name, "gauge", "How many bytes may be in flight, of all models together.")
-        lines += [sample(name, "", float(limits.bytes))] if limits else []
-        name = _PREFIX + "refused_total"
-        lines += family(
-            name, "counter", "Requests refused before they ran, by reason: overload, or limits on one client."
-        )
-        lines += [
-            sample(name, labels({"model": model, "reason": reason}), count)
-            for (model, reason), count in sorted(self.refusals().items())
-        ]
-        name = _PREFIX + "connections_dropped_total"
-        lines += family(
-            name, "counter", "Connections that the server refused or cut; docs/security.md has the reasons."
-        )
-        lines += [sample(name, labels({"reason": r}), count) for r, count in sorted(self.dropped().items())]
-        return lines + self._wait_lines()
-
-    def _wait_lines(self) -> list[str]:
-        name = _PREFIX + "thread_wait_seconds"
-        lines = family(name, "histogram", "Seconds that requests which ran had waited for a thread.")
-        for model, times in sorted(self.waits().items()):
-            places, labelled = times.limits.seconds, labels({"model": model})
-            lines += histogram(name, labelled, limits=_SECONDS, counts=times.counts, total=times.seconds, places=places)
-        return lines
+    name = _PREFIX + "in_flight_bytes"
+    about = "Bytes of requests and answers in flight; model is empty for requests of no known model."
+    lines = series(
+        name, "gauge", about, [(labels({"model": model}), size) for model, size in sorted(counts.held.items())]
+    )
+    about = "How many bytes may be in flight, of all models together."
+    limit = [] if limit_bytes is None else [("", limit_bytes)]
+    lines += series(_PREFIX + "in_flight_limit_bytes", "gauge", about, limit)
+    about = "Requests refused before they ran, by reason: overload, or limits on one client."
+    refused = [
+        (labels({"model": model, "reason": reason}), count)
+        for (model, reason), count in sorted(counts.refused.items())
+        if count
+    ]
+    lines += series(_PREFIX + "refused_total", "counter", about, refused)
+    about = "Connections that the server refused or cut; docs/security.md has the reasons."
+    dropped = [(labels({"reason": reason}), count) for reason, count in sorted(counts.dropped.items())]
+    lines += series(_PREFIX + "connections_dropped_total", "counter", about, dropped)
+    name = _PREFIX + "thread_wait_seconds"
+    lines += family(name, "histogram", "Seconds that requests which ran had waited for a thread.")
+    for model, times in sorted(counts.waits.items()):
+        places, labelled = times.limits.seconds, labels({"model": model})
+        lines += histogram(name, labelled, limits=_SECONDS, counts=times.counts, total=times.seconds, places=places)
+    return lines

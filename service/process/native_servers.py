@@ -188,10 +188,9 @@ class NativeServers:
             edge.server,
             slow=self._recent.was_slow,
             failed=self._recent.noted,
-            refused=metrics.admission.log_refusal,
         )
         metrics.requests.core = statistics
-        metrics.admission.core = lambda: statistics.counts
+        metrics.core = lambda: statistics.counts
         metrics.tls.handshakes_failed = lambda: statistics.counts.handshakes_failed
         return edge
 

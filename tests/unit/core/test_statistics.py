@@ -61,10 +61,6 @@ class Seen:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def refused(self, model: str, reason: str) -> None:
-        """Stands for the method of service.observe.request_metrics; keeps the refusal."""
-        self.told.append(("refused", model, reason))
-
     def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
         """Stands for the method of service.observe.history; keeps the request."""
         self.told.append(("slow", subject.signature, rows))
@@ -81,7 +77,6 @@ def joined() -> tuple[FakeCore, RequestCounter, Seen]:
         core,  # type: ignore[arg-type]
         slow=seen.was_slow,
         failed=seen.noted,
-        refused=seen.refused,
         now=lambda: 100.0,
     )
     return core, counter, seen
@@ -130,7 +125,9 @@ def test_a_core_that_ends_leaves_its_counts() -> None:
     assert ever.successes[SUBJECT._replace(version=None, signature="lookup")].count == 2
 
 
-def test_refusals_and_slow_requests_are_told_once_and_connections_are_counted() -> None:
+def test_refusals_and_slow_requests_are_told_once_and_connections_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     core, counter, seen = joined()
     waits = [0] * (len(QUEUE.limits_s) + 1)
     waits[1] = 2
@@ -148,7 +145,9 @@ def test_refusals_and_slow_requests_are_told_once_and_connections_are_counted() 
     counter.read()
     assert counter.core is not None
     counts = counter.core.collect()
-    assert seen.told == [("refused", "m", "queue"), ("slow", "lookup", 7)]
+    assert seen.told == [("slow", "lookup", 7)]
+    (record,) = caplog.records
+    assert (record.model, record.refused_for) == ("m", "queue")  # type: ignore[attr-defined]
     assert counts.refused == {("m", "queue"): 2}
     assert counts.dropped == {"connections": 1, "handshake": 2, "stalled": 2, "flood_ping": 1, "malformed": 1}
     assert (counts.held, counts.handshakes_failed) == ({"m": 5000, "": 7}, {"grpc": 2})
