@@ -267,7 +267,7 @@ MAY_IMPORT: dict[str, Row] = {
             f"model_export.{name}"
             for name in ("compaction", "folder_checks", "graphs", "parity", "row_names", "statistics")
         },
-        {"numpy", "google.protobuf", "tqdm"},
+        {"numpy", "google.protobuf", "pydantic", "tqdm"},
     ),
     # model_export.diff compares two versions with the same code as the server's check for drift.
     "model_export.diff": Row(
