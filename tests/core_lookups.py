@@ -8,15 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
 from service.artifact.signature_def import read_signatures
 from service.core.description import Described, describe
 from service.tables.backend import OpenedLookups, open_lookups
-from tests.conformance.wires import PREDICT, fill_tensor
+from tests.conformance.wires import PREDICT, predict_request
+from tests.toy_model import manifest_of
 
 # Number of TensorFlow's DataType -> name of the numpy dtype whose bytes a TensorProto's content has.
 _DTYPES = {1: np.float32, 2: np.float64, 14: np.uint16, 19: np.float16}
+
+
+def opened(folder: Path) -> OpenedLookups:
+    """Opens the lookups of a version, as the loader does."""
+    return open_lookups(folder, manifest_of(folder), read_signatures(folder / "saved_model.pb"))
 
 
 class CoreLookups:
@@ -26,9 +31,7 @@ class CoreLookups:
     """
 
     def __init__(self, folder: Path, native: Any = None) -> None:
-        manifest = Manifest.read(folder)
-        assert manifest is not None
-        self.lookups: OpenedLookups = open_lookups(folder, manifest, read_signatures(folder / "saved_model.pb"))
+        self.lookups = opened(folder)
         assert not self.lookups.faults
         found = describe("m", 1, self.lookups)
         assert found is not None
@@ -40,12 +43,8 @@ class CoreLookups:
 
     def predict(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the outputs of a gRPC Predict; bfloat16 as uint16. Raises ValueError with the core's reason."""
-        request = message_class("tensorflow.serving.PredictRequest")()
-        request.model_spec.name, request.model_spec.signature_name = "m", signature
-        for name, array in inputs.items():
-            fill_tensor(request.inputs[name], array)
         answer = message_class("tensorflow.serving.PredictResponse").FromString(
-            self._forms.grpc(PREDICT, request.SerializeToString())
+            self._forms.grpc(PREDICT, predict_request("m", inputs, signature))
         )
         return {name: _array(tensor) for name, tensor in answer.outputs.items()}
 

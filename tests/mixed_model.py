@@ -26,11 +26,11 @@ from service.artifact.manifest import (
     MANIFEST_PATH,
     FeatureEntry,
     LookupFeature,
-    Manifest,
     SignatureEntry,
     VocabularyEntry,
 )
 from tests.tower_zoo import write_tables_manifest
+from tests.toy_model import manifest_of
 
 NUM_USERS, NUM_ITEMS = 20_000, 5_000
 COLORS = ("red", "green", "blue")
@@ -100,8 +100,7 @@ def write_mixed_model(tf: Any, version: Path) -> Path:
     tf.saved_model.save(module, str(version), signatures=signatures)
     write_tables_manifest(version)
     (version / "assets.extra" / "colors.txt").write_text("".join(f"{color}\n" for color in COLORS))
-    manifest = Manifest.read(version)
-    assert manifest is not None
+    manifest = manifest_of(version)
     ragged = {"user": LookupFeature("user"), "tags": TAGS, "history": HISTORY}
     described = replace(
         manifest,

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
 from tests.stored_tables import nibbles
 
@@ -126,6 +127,13 @@ def add_filler(folder: Path, num_bytes: int) -> Path:
     filler.write_bytes(os.urandom(num_bytes))
     rewrite_manifest(folder, lambda manifest: manifest["files"].update({"assets/filler": num_bytes}))
     return filler
+
+
+def manifest_of(version: Path) -> Manifest:
+    """Reads the manifest of a version that has one."""
+    manifest = Manifest.read(version)
+    assert manifest is not None
+    return manifest
 
 
 def rewrite_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:

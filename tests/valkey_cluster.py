@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 
 from loadtest.network_hosts import LOOPBACK, Host
+from tests.integration.process import until, unused_ports
 
 redis = pytest.importorskip("redis", reason="the extra [remote] is not installed: no test of remote tables can run")
 
@@ -25,28 +24,7 @@ PROGRAM = shutil.which("valkey-server") or shutil.which("redis-server")
 needs_program = pytest.mark.skipif(
     PROGRAM is None, reason="neither valkey-server nor redis-server is installed: NO TEST OF REMOTE TABLES RAN"
 )
-PATIENCE_S = 60
 _NUM_SLOTS = 16384
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Waits until a condition holds; fails after a minute."""
-    end_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end_s, "waited for a minute"
-        time.sleep(0.02)
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns numbers of loopback ports on which no program listens."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 @dataclass(frozen=True)
@@ -80,7 +58,7 @@ class Node:
         self, folder: Path, *flags: str, is_cluster: bool, security: Security = Security(), host: Host = LOOPBACK
     ) -> None:
         assert PROGRAM is not None
-        self.port, self.bus = free_ports(2)
+        self.port, self.bus = unused_ports(2)
         self.security, self.host = security, host
         folder.mkdir(parents=True)
         cluster = ["--cluster-enabled", "yes", "--cluster-port", str(self.bus), "--cluster-node-timeout", "1000"]

@@ -12,7 +12,9 @@ import pytest
 from tests.conformance.contract_models import write_half, write_kinds
 from tests.conformance.oip_wires import OipGrpcWire, OipHttpWire
 from tests.conformance.wires import GrpcWire, HttpClient, HttpWire, Wire
-from tests.integration.process import ServerProcess, server_of, until
+from tests.integration.process import ServerProcess, server_of, until, write_models
+from tests.toy_described import write_described_model
+from tests.toy_model import write_toy_model
 from tests.toy_policies import write_policy_model
 
 # A model without a version, and the labels of the toy model; version 7 does not exist.
@@ -38,6 +40,20 @@ def shared_core(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     ) as server:
         until(lambda: server.http.get("/v2/models/toy/ready").status_code == 200)
         yield server
+
+
+# The models of toy_repository -> how they are written.
+TOY_MODELS = {"toy": write_toy_model, "policies": write_policy_model, "described": write_described_model}
+
+
+@pytest.fixture(scope="session")
+def toy_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes a folder with one version of each of TOY_MODELS, and "models.config", which lists them."""
+    folder = tmp_path_factory.mktemp("toys")
+    for name, write in TOY_MODELS.items():
+        write(folder / name / "1")
+    write_models(folder, {name: folder / name for name in TOY_MODELS})
+    return folder
 
 
 @pytest.fixture(scope="session")

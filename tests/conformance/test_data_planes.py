@@ -23,13 +23,11 @@ import pytest
 
 from service.artifact.protos import message_class
 from service.wire.json_body import MAX_KEYS, MAX_LISTS
+from tests.conformance.conftest import TOY_MODELS
 from tests.conformance.random_calls import Call, RandomCalls
-from tests.conformance.wires import PREDICT, fill_tensor, read_tensor
+from tests.conformance.wires import PREDICT, predict_outputs, predict_request
 from tests.integration.process import ServerProcess
 from tests.mixed_model import NUM_ITEMS, NUM_USERS, write_mixed_model
-from tests.toy_described import write_described_model
-from tests.toy_model import write_toy_model
-from tests.toy_policies import write_policy_model
 from tests.toy_sums import DTYPES, VOCABULARY_SIZE, features, write_sums_model
 
 pytestmark = pytest.mark.skipif(
@@ -38,7 +36,6 @@ pytestmark = pytest.mark.skipif(
 
 # Input of model "described" with shape [B, K] -> K, or 0 if K is free.
 _IDS_PER_ROW = {"any": 0, "two": 2}
-_MODELS = {"toy": write_toy_model, "policies": write_policy_model, "described": write_described_model}
 # The wires that the reference has.
 _WIRES = {"grpc", "json lookup", "json columns", "json rows"}
 # Headers that differ between two answers to the same request, so they are not compared.
@@ -46,24 +43,14 @@ _OWN_HEADERS = {"date", "x-request-id", "server", "connection", "keep-alive"}
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes a folder with one version of each toy model, and a config file that lists the models."""
-    folder = tmp_path_factory.mktemp("planes")
-    configs = []
-    for name, write in _MODELS.items():
-        write(folder / name / "1")
-        configs.append(f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" }}')
-    (folder / "models.config").write_text(f"model_config_list {{ {' '.join(configs)} }}")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def planes(repository: Path) -> Iterator[dict[str, ServerProcess]]:
+def planes(toy_repository: Path) -> Iterator[dict[str, ServerProcess]]:
     """Starts a server of each data plane over the same models."""
     with ExitStack() as stack:
         servers = {
             plane: stack.enter_context(
-                ServerProcess(data_plane=plane, model_config_file=repository / "models.config", graph_signatures="off")
+                ServerProcess(
+                    data_plane=plane, model_config_file=toy_repository / "models.config", graph_signatures="off"
+                )
             )
             for plane in ("core", "reference")
         }
@@ -106,12 +93,12 @@ class Answers:
         return (response.status, *headers), response.read()
 
 
-@pytest.mark.parametrize("model", list(_MODELS))
+@pytest.mark.parametrize("model", TOY_MODELS)
 def test_both_planes_give_the_same_answers(
-    model: str, planes: dict[str, ServerProcess], repository: Path, request: pytest.FixtureRequest
+    model: str, planes: dict[str, ServerProcess], toy_repository: Path, request: pytest.FixtureRequest
 ) -> None:
     rng = random.Random(f"planes of {model}")
-    calls = RandomCalls(model, repository / model / "1", _IDS_PER_ROW)
+    calls = RandomCalls(model, toy_repository / model / "1", _IDS_PER_ROW)
     answered: Counter[str] = Counter()
     with (
         closing(Answers(planes["core"])) as core,
@@ -141,14 +128,6 @@ def comparable(answer: tuple[Any, bytes]) -> tuple[Any, Any]:
         status, *headers = head
         return status, json.loads(body) if status == 200 else dict(headers).get("x-error-code")
     return head, None
-
-
-def without_text(answer: tuple[Any, bytes]) -> tuple[Any, bytes]:
-    """Returns an answer without the text of its error."""
-    head, body = answer
-    if head == "OK" or not isinstance(head, tuple) or head[0] == 200:
-        return head, body
-    return (head[0], *(one for one in head[1:] if one[0] != "content-length")), b""
 
 
 _LOOKUP, _PREDICT, _INFER = "/v1/models/toy:lookup", "/v1/models/toy:predict", "/v2/models/toy/infer"
@@ -241,28 +220,21 @@ def test_sums_of_every_order_and_dtype_have_the_same_bits(tmp_path: Path) -> Non
         core, reference = (stack.enter_context(closing(Answers(server.ready()))) for server in servers)
         for dtype in DTYPES:
             for with_weights in (False, True):
-                message = message_class("tensorflow.serving.PredictRequest")()
-                message.model_spec.name, message.model_spec.signature_name = "sums", dtype
+                inputs = {}
                 for entry in features(dtype).values():
                     lengths = np.concatenate([np.arange(40), [0]])
                     count = int(lengths.sum())
-                    fill_tensor(message.inputs[entry["ids"]], rng.integers(0, VOCABULARY_SIZE, count))
-                    fill_tensor(message.inputs[entry["row_splits"]], np.cumsum(np.concatenate([[0], lengths])))
+                    inputs[entry["ids"]] = rng.integers(0, VOCABULARY_SIZE, count)
+                    inputs[entry["row_splits"]] = np.cumsum(np.concatenate([[0], lengths]))
                     if with_weights and "weights" in entry:
                         weights = rng.choice(np.float32([1e-39, -0.0, 0.0, -1.5, 0.3, 1.0, 7.7, 1e30]), count)
-                        fill_tensor(message.inputs[entry["weights"]], weights)
-                call = Call("grpc", True, PREDICT, message.SerializeToString())
+                        inputs[entry["weights"]] = weights
+                call = Call("grpc", True, PREDICT, predict_request("sums", inputs, dtype))
                 (status, expected), (other, found) = comparable(reference.to(call)), comparable(core.to(call))
                 assert status == other == "OK"
-                bits = (outputs_of(data) for data in (expected, found))
+                bits = (predict_outputs(data) for data in (expected, found))
                 for (name, wanted), (_, got) in zip(*(sorted(one.items()) for one in bits), strict=True):
                     assert got.view(np.uint32).tolist() == wanted.view(np.uint32).tolist(), (name, with_weights)
-
-
-def outputs_of(response: bytes) -> dict[str, Any]:
-    """Returns the float32 outputs of a PredictResponse."""
-    message = message_class("tensorflow.serving.PredictResponse").FromString(response)
-    return {name: read_tensor(tensor) for name, tensor in message.outputs.items()}
 
 
 @pytest.mark.tf
@@ -279,11 +251,7 @@ def test_graphs_give_the_same_answers(tf: Any, tmp_path: Path) -> None:
         for rows in (1, 2, 7, 64):
             for signature in ("serving_default", "plain", "colored"):
                 for inputs in graph_inputs(rng, signature, rows):
-                    message = message_class("tensorflow.serving.PredictRequest")()
-                    message.model_spec.name, message.model_spec.signature_name = "mixed", signature
-                    for name, array in inputs.items():
-                        fill_tensor(message.inputs[name], array)
-                    call = Call("grpc", True, PREDICT, message.SerializeToString())
+                    call = Call("grpc", True, PREDICT, predict_request("mixed", inputs, signature))
                     expected, found = comparable(reference.to(call)), comparable(core.to(call))
                     assert found == expected, (signature, rows)
                     answered[expected[0]] += 1

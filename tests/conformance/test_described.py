@@ -19,7 +19,7 @@ from service.core.native_servable import compile_native
 from service.loading.loader import ServableLoader
 from service.versions.servable import Servable
 from tests.conformance.conftest import wires_of_server
-from tests.conformance.wires import PREDICT, Failure, HttpClient, Request, Wire, fill_tensor
+from tests.conformance.wires import PREDICT, Failure, HttpClient, Request, Wire, predict_request
 from tests.exposition import read_exposition
 from tests.integration.process import ServerProcess, server_of
 from tests.toy_described import described_tables, write_described_model
@@ -66,12 +66,7 @@ class Served:
 
     def predict_request(self, signature: str, **inputs: Any) -> bytes:
         """Returns a serialized PredictRequest for a signature of model "described"."""
-        message = message_class("tensorflow.serving.PredictRequest")()
-        message.model_spec.name, message.model_spec.signature_name = "described", signature
-        for name, array in request(signature, inputs).arrays().items():
-            fill_tensor(message.inputs[name], array)
-        data: bytes = message.SerializeToString()
-        return data
+        return predict_request("described", request(signature, inputs).arrays(), signature)
 
 
 def request(signature: str, inputs: dict[str, Any]) -> Request:

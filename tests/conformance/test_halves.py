@@ -17,7 +17,7 @@ from service.artifact.tensor_proto import decode_tensor
 from service.types import Array
 from tests.conformance.oip_wires import INFER
 from tests.conformance.wires import PREDICT, fill_tensor
-from tests.integration.process import ServerProcess
+from tests.integration.process import ServerProcess, write_models
 from tests.toy_model import toy_tables, write_toy_model
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -50,7 +50,6 @@ def stored(dtype: str) -> Array:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
     """Starts a server of each data plane over the toy model with other tables: "float32" and the halves."""
     folder = tmp_path_factory.mktemp("halves")
-    configs = []
     for dtype in ("float32", *HALVES):
         user = edges() if dtype == "float32" else stored(dtype)
         tables = {**toy_tables(), "user": user}
@@ -59,12 +58,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
             manifest["tables"]["user"]["vocabulary_size"] = size
 
         write_toy_model(folder / dtype / "1", dtype=dtype, tables=tables, edit_manifest=set_size)
-        configs.append(f'config {{ name: "{dtype}" base_path: "{folder / dtype}" model_platform: "tensorflow" }}')
-    (folder / "models.config").write_text(f"model_config_list {{ {' '.join(configs)} }}")
+    listed = write_models(folder, {dtype: folder / dtype for dtype in ("float32", *HALVES)})
     with ExitStack() as stack:
         started = {
             plane: stack.enter_context(
-                ServerProcess(data_plane=plane, model_config_file=folder / "models.config", graph_signatures="off")
+                ServerProcess(data_plane=plane, model_config_file=listed, graph_signatures="off")
             )
             for plane in PLANES
         }

@@ -21,7 +21,6 @@ from service.artifact.protos import message_class
 from service.artifact.tensor_proto import encode_tensor
 from tests.conformance import refused_calls
 from tests.conformance.random_calls import Call
-from tests.conformance.test_data_planes import _MODELS
 from tests.conformance.wires import fill_tensor
 from tests.integration.process import ServerProcess
 
@@ -31,15 +30,9 @@ _OWN_HEADERS = {"date", "x-request-id", "server", "connection", "keep-alive", "c
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(toy_repository: Path) -> Iterator[ServerProcess]:
     """Starts a server of the toy models."""
-    folder = tmp_path_factory.mktemp("refusals")
-    configs = []
-    for name, write in _MODELS.items():
-        write(folder / name / "1")
-        configs.append(f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" }}')
-    (folder / "models.config").write_text(f"model_config_list {{ {' '.join(configs)} }}")
-    with ServerProcess(model_config_file=folder / "models.config", graph_signatures="off") as started:
+    with ServerProcess(model_config_file=toy_repository / "models.config", graph_signatures="off") as started:
         yield started.ready()
 
 

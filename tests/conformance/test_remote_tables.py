@@ -16,8 +16,9 @@ import pytest
 
 from model_export.remote.push import push
 from service.remote.address import StoreAddress
+from tests.conformance.conftest import TOY_MODELS
 from tests.conformance.random_calls import RandomCalls
-from tests.conformance.test_data_planes import _IDS_PER_ROW, _MODELS, Answers
+from tests.conformance.test_data_planes import _IDS_PER_ROW, Answers
 from tests.integration.process import ServerProcess
 from tests.valkey_cluster import Cluster, needs_program
 
@@ -28,27 +29,15 @@ _OPTIONS = "?timeout_ms=60000&node_timeout_ms=30000"
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one version of each toy model, and a list of them."""
-    folder = tmp_path_factory.mktemp("remote")
-    configs = []
-    for name, write in _MODELS.items():
-        write(folder / name / "1")
-        configs.append(f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" }}')
-    (folder / "models.config").write_text(f"model_config_list {{ {' '.join(configs)} }}")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def servers(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
+def servers(toy_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
     """Starts a server with mapped tables, and one with all tables in a cluster."""
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(tmp_path_factory.mktemp("nodes"), 3))
         names = set()
-        for model in _MODELS:
-            names |= {one.table for one in push(repository / model / "1", StoreAddress.parse(cluster.address))}
+        for model in TOY_MODELS:
+            names |= {one.table for one in push(toy_repository / model / "1", StoreAddress.parse(cluster.address))}
         remote = ";".join(f"{name}={cluster.address}{_OPTIONS}" for name in sorted(names))
-        common = {"model_config_file": repository / "models.config", "graph_signatures": "off"}
+        common = {"model_config_file": toy_repository / "models.config", "graph_signatures": "off"}
         started = {
             "mapped": stack.enter_context(ServerProcess(**common)),
             "remote": stack.enter_context(ServerProcess(remote_tables=remote, **common)),
@@ -58,12 +47,12 @@ def servers(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield started
 
 
-@pytest.mark.parametrize("model", list(_MODELS))
+@pytest.mark.parametrize("model", TOY_MODELS)
 def test_remote_tables_answer_as_mapped_ones(
-    model: str, servers: dict[str, ServerProcess], repository: Path, request: pytest.FixtureRequest
+    model: str, servers: dict[str, ServerProcess], toy_repository: Path, request: pytest.FixtureRequest
 ) -> None:
     rng = random.Random(f"remote tables of {model}")
-    calls = RandomCalls(model, repository / model / "1", _IDS_PER_ROW)
+    calls = RandomCalls(model, toy_repository / model / "1", _IDS_PER_ROW)
     answered: Counter[str] = Counter()
     with closing(Answers(servers["mapped"])) as mapped, closing(Answers(servers["remote"])) as remote:
         for _ in range(request.config.getoption("--parity-requests") // 3):

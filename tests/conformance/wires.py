@@ -152,6 +152,21 @@ class GrpcWire:
         return {name: read_tensor(tensor) for name, tensor in response.outputs.items()}
 
 
+def predict_request(model: str, inputs: Mapping[str, np.ndarray], signature: str = "lookup") -> bytes:
+    """Returns the bytes of a PredictRequest."""
+    message = message_class("tensorflow.serving.PredictRequest")()
+    message.model_spec.name, message.model_spec.signature_name = model, signature
+    for name, array in inputs.items():
+        fill_tensor(message.inputs[name], array)
+    return bytes(message.SerializeToString())
+
+
+def predict_outputs(response: bytes) -> dict[str, np.ndarray]:
+    """Returns the outputs in the bytes of a PredictResponse."""
+    message = message_class("tensorflow.serving.PredictResponse").FromString(response)
+    return {name: read_tensor(tensor) for name, tensor in message.outputs.items()}
+
+
 def fill_tensor(tensor: Any, array: np.ndarray) -> None:
     """Fills a TensorProto with an array."""
     tensor.dtype, field = FIELDS[array.dtype.name]

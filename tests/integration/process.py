@@ -24,13 +24,14 @@ import grpc
 import httpx
 import pytest
 
-from service.artifact.protos import message_class
-from tests.conformance.wires import fill_tensor, read_tensor
+from tests.conformance.wires import PREDICT, predict_outputs, predict_request
 from tests.fork_server import ForkedProcess, ForkServer, fork_server
 
 ROOT = Path(__file__).parents[2]
 # Longest wait in seconds: enough for a slow machine to import TensorFlow. A passing test never waits so long.
 PATIENCE_S = 120
+# Pause of clients that send requests for as long as a test runs, so that the processors are free for other tests too.
+PACE_S = 0.005
 HAS_CORE = importlib.util.find_spec("service._native") is not None
 
 
@@ -205,6 +206,18 @@ class ServerProcess:
         return predict_grpc(self.channel, inputs, signature, model=model, timeout_s=timeout_s)
 
 
+def write_models(folder: Path, models: Mapping[str, object], *, settings: str = "", more: str = "") -> Path:
+    """Writes models.config, which lists models by name with their base paths, into a folder; returns the file.
+
+    Args:
+      settings: further fields of each entry. more: further entries.
+    """
+    form = 'config {{ name: "{}" base_path: "{}" model_platform: "tensorflow" {} }}'
+    listed = " ".join(form.format(name, base, settings) for name, base in models.items())
+    (folder / "models.config").write_text(f"model_config_list {{ {listed} {more} }}")
+    return folder / "models.config"
+
+
 @contextmanager
 def server_of(
     models: Mapping[str, Path], folder: Path, *flags: str, more: str = "", **settings: object
@@ -214,10 +227,7 @@ def server_of(
     Args:
       models: model name -> base path. folder: gets the list of models. more: further entries of that list.
     """
-    entry = 'config {{ name: "{}" base_path: "{}" model_platform: "tensorflow" model_version_policy {{ all {{}} }} }}'
-    listed = " ".join(entry.format(name, base) for name, base in models.items())
-    file = folder / "models.config"
-    file.write_text(f"model_config_list {{ {listed} {more} }}")
+    file = write_models(folder, models, settings="model_version_policy { all {} }", more=more)
     with ServerProcess(*flags, model_config_file=file, **settings) as server:
         server.answering()
         for name, base in models.items():
@@ -240,15 +250,8 @@ def predict_grpc(
     metadata: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """Calls Predict over a channel and returns the float outputs."""
-    request = message_class("tensorflow.serving.PredictRequest")()
-    request.model_spec.name = model
-    request.model_spec.signature_name = signature
-    for name, array in inputs.items():
-        fill_tensor(request.inputs[name], array)
-    call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-    data = call(request.SerializeToString(), timeout=timeout_s, metadata=metadata)
-    response = message_class("tensorflow.serving.PredictResponse").FromString(data)
-    return {name: read_tensor(tensor) for name, tensor in response.outputs.items()}
+    request = predict_request(model, inputs, signature)
+    return predict_outputs(channel.unary_unary(PREDICT)(request, timeout=timeout_s, metadata=metadata))
 
 
 def unused_ports(count: int) -> list[int]:
@@ -276,8 +279,12 @@ def is_running(pid: int) -> bool:
 
 
 def until(is_so: Any) -> None:
-    """Waits until a callable returns true; fails after PATIENCE_S."""
-    end_s = time.monotonic() + PATIENCE_S
+    """Waits until a callable returns true; fails after PATIENCE_S.
+
+    The pauses grow with the wait: most looks are requests, which would take time from what is waited for.
+    """
+    start_s = time.monotonic()
     while not is_so():
-        assert time.monotonic() < end_s, "it never came"
-        time.sleep(0.01)
+        waited_s = time.monotonic() - start_s
+        assert waited_s < PATIENCE_S, "it never came"
+        time.sleep(min(max(waited_s / 10, 0.01), 0.1))

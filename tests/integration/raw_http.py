@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 
-from tests.integration.process import PATIENCE_S, ServerProcess
+from tests.integration.process import PACE_S, PATIENCE_S, ServerProcess
 
 LOOKUP = b"POST /v1/models/default:lookup HTTP/1.1\r\nhost: x\r\n"
 BODY = b'{"features": {"user": [1, 2]}}'
@@ -84,7 +84,7 @@ class Load:
 
     def _run(self) -> None:
         expected = self._server.lookup({"user": [1, 2]})
-        while not self._is_over.is_set():
+        while not self._is_over.wait(PACE_S):
             try:
                 got = self._server.lookup({"user": [1, 2]})
             except Exception as error:

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 
 from service.errors import TableUnreachable
-from tests.valkey_cluster import until
+from tests.integration.process import PACE_S, until
 
 
 class Readers:
@@ -31,7 +31,7 @@ class Readers:
 
     def _run(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        while not self._stop.is_set():
+        while not self._stop.wait(PACE_S):
             ids = rng.integers(0, len(self._rows), 200)
             try:
                 found = self._read(ids)

@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from service.artifact.delta_file import fingerprint_of
-from service.artifact.manifest import Manifest
 from service.remote.layout import TableLayout
-from tests.toy_model import rewrite_manifest, toy_tables, write_bundle, write_toy_model
+from tests.toy_model import manifest_of, rewrite_manifest, toy_tables, write_bundle, write_toy_model
 
 
 def layout_of(artifact: Path, table: str) -> TableLayout:
     """Returns the layout in a cluster of a table of this artifact, served as model "toy"."""
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     return TableLayout.of("toy", table, fingerprint_of(artifact), manifest.tables[table])
 
 

@@ -11,7 +11,7 @@ import grpc
 import httpx
 import numpy as np
 
-from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc
+from tests.integration.process import PACE_S, PATIENCE_S, ServerProcess, predict_grpc
 
 FEATURES = {"user": [3], "tags_sum": [[1, 2, 3]]}
 INPUTS = {"user": [3], "tags_sum__values": [1, 2, 3], "tags_sum__row_splits": [0, 3]}
@@ -34,7 +34,7 @@ class SteadyClients:
 
     def _run(self, ask: Callable[[Any], Any]) -> None:
         with httpx.Client(base_url=self._server.http.base_url, timeout=PATIENCE_S) as http:
-            while not self._stop.is_set():
+            while not self._stop.wait(PACE_S):
                 try:
                     answer = ask(http)
                 except Exception as error:

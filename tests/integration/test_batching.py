@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from service.artifact.protos import message_class
-from tests.conformance.wires import PREDICT, fill_tensor, read_tensor
+from tests.conformance.wires import PREDICT, predict_request, read_tensor
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
 from tests.integration.process import PATIENCE_S, ServerProcess, until
@@ -118,11 +118,7 @@ def start(
     server: ServerProcess, model: str, signature: str, inputs: dict[str, Any], timeout_s: float = PATIENCE_S
 ) -> Any:
     """Starts a Predict over gRPC; returns its call."""
-    request = message_class("tensorflow.serving.PredictRequest")()
-    request.model_spec.name, request.model_spec.signature_name = model, signature
-    for name, array in inputs.items():
-        fill_tensor(request.inputs[name], array)
-    return server.channel.unary_unary(PREDICT).future(request.SerializeToString(), timeout=timeout_s)
+    return server.channel.unary_unary(PREDICT).future(predict_request(model, inputs, signature), timeout=timeout_s)
 
 
 def outputs_of(call: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import pytest
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
 from tests.integration.limited import limited, lookup
-from tests.integration.process import PATIENCE_S, ServerProcess, until
+from tests.integration.process import PATIENCE_S, ServerProcess, until, write_models
 from tests.integration.silent import full_pipe, needs_mounts, silent_disk, silent_names, silent_server
 from tests.integration.test_hot_rows import config
 
@@ -165,10 +165,7 @@ def test_the_collector_of_traces(serve: Serve, monkeypatch: pytest.MonkeyPatch, 
 
 def two_models(folder: Path, local: Path, place: str) -> str:
     """Returns the flag with a list of two models: `default`, which is local, and one in a store."""
-    entry = 'config {{ name: "{}" base_path: "{}" model_platform: "tensorflow" }}'
-    text = f"model_config_list {{ {entry.format('default', local)} {entry.format('stored', place)} }}"
-    (folder / "models.conf").write_text(text)
-    return f"--model_config_file={folder / 'models.conf'}"
+    return f"--model_config_file={write_models(folder, {'default': local, 'stored': place})}"
 
 
 def test_the_object_store(serve: Serve, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.h2_client import H2Client, framed
-from tests.integration.process import PATIENCE_S, ServerProcess, until
+from tests.integration.process import PATIENCE_S, ServerProcess, until, write_models
 from tests.toy_model import write_toy_model
 
 LIMIT, REQUEST = 32 << 20, 4 << 20
@@ -30,11 +30,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of the models "flooded" and "other" that may hold LIMIT bytes."""
     folder = tmp_path_factory.mktemp("shares")
     write_toy_model(folder / "model" / "1")
-    one = 'config { name: "%s" base_path: "%s" model_platform: "tensorflow" }'
-    models = " ".join(one % (name, folder / "model") for name in ("flooded", "other"))
-    (folder / "models.config").write_text(f"model_config_list {{ {models} }}")
     settings: dict[str, object] = {
-        "model_config_file": folder / "models.config",
+        "model_config_file": write_models(folder, dict.fromkeys(("flooded", "other"), folder / "model")),
         "graph_signatures": "off",
         "max_bytes_in_flight": LIMIT,
         "max_request_bytes": REQUEST,

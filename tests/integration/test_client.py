@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import ssl
 import subprocess
 import sys
 import threading
@@ -31,11 +30,10 @@ from embedding_client.errors import (
     Unimplemented,
 )
 from embedding_client.retry import RetryPolicy
-from embedding_client.targets import Tls
 from embedding_client.types import RaggedIds, State, TableDescription, VersionStatus
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, stopped
-from tests.toy_model import TAG_STRINGS, write_toy_model
+from tests.toy_model import TAG_STRINGS
 
 # The client tries so often that the server is back before it gives up, however slow the machine.
 STUBBORN = RetryPolicy(10_000, 0.02, 0.1)
@@ -46,11 +44,9 @@ JSON_LENGTH = "Inference-Header-Content-Length"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(toy_model: Path) -> Iterator[ServerProcess]:
     """Starts a server of the toy model, which tests only read from."""
-    base = tmp_path_factory.mktemp("client") / "model"
-    write_toy_model(base / "1")
-    with ServerProcess(model_base_path=base, graph_signatures="off") as server:
+    with ServerProcess(model_base_path=toy_model, graph_signatures="off") as server:
         yield server.ready()
 
 
@@ -368,100 +364,14 @@ def test_a_closed_client_says_so(server: ServerProcess, connect: partial[Any]) -
             client.lookup(USER)
 
 
-class Forwarder:
-    """Passes connections on to a server, and counts them; with a certificate, it speaks TLS to clients.
+@contextmanager
+def answering(
+    *answers: Callable[[BaseHTTPRequestHandler], None], ended: threading.Event | None = None
+) -> Iterator[str]:
+    """Yields the address of an HTTP server that answers with these functions in turn, then only with the last one.
 
-    num_connections: accepted so far.
+    ended: set when a connection has been closed.
     """
-
-    def __init__(self, port: int, context: ssl.SSLContext | None = None) -> None:
-        self.num_connections = 0
-        self._upstream = port
-        self._open: set[asyncio.StreamWriter] = set()
-        self._serving: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context))
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    def drop(self) -> None:
-        """Closes all connections, as a server does with idle ones."""
-        self._call(self._drop())
-
-    async def _drop(self) -> None:
-        for writer in self._open:
-            writer.close()
-        await asyncio.gather(*self._serving, return_exceptions=True)
-
-    def close(self) -> None:
-        """Ends it."""
-        self.drop()
-        self._server.close()
-        self._call(asyncio.sleep(0))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _call(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.num_connections += 1
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
-        upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self._upstream)
-        self._open |= {writer, upstream}
-        await asyncio.gather(self._copy(reader, upstream), self._copy(upstream_reader, writer))
-        self._serving.discard(task)
-
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(1 << 16):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.close()
-            try:
-                await writer.wait_closed()
-            except OSError:
-                pass
-            self._open.discard(writer)
-
-
-@contextmanager
-def forwarding(port: int, context: ssl.SSLContext | None = None) -> Iterator[Forwarder]:
-    """Yields a Forwarder to a port of this machine, and closes it at the end."""
-    forwarder = Forwarder(port, context)
-    try:
-        yield forwarder
-    finally:
-        forwarder.close()
-
-
-def test_http_connections_are_kept_and_replaced_when_the_server_drops_them(server: ServerProcess) -> None:
-    with (
-        forwarding(server.http_port) as forwarder,
-        EmbeddingClient(
-            f"http://127.0.0.1:{forwarder.port}", model="default", timeout_s=PATIENCE_S, retries=0
-        ) as client,
-    ):
-        for _ in range(20):
-            client.lookup(USER)
-            with pytest.raises(NotFound):
-                client.lookup(USER, version=9)
-        assert forwarder.num_connections == 1
-        forwarder.drop()
-        assert client.lookup(USER)["user"].tolist() == USER_ROWS
-        assert forwarder.num_connections == 2
-
-
-@contextmanager
-def answering(*answers: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """Yields the address of an HTTP server that answers with these functions in turn, then only with the last one."""
     left = list(answers)
 
     class Handler(BaseHTTPRequestHandler):
@@ -475,7 +385,14 @@ def answering(*answers: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[st
         def log_message(self, *_: object) -> None:
             """Says nothing."""
 
-    http_server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def shutdown_request(self, request: Any) -> None:
+            """Closes a connection."""
+            super().shutdown_request(request)
+            if ended is not None:
+                ended.set()
+
+    http_server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=http_server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -574,49 +491,39 @@ def test_an_answer_cut_short_is_asked_for_again(client_class: Any) -> None:
     assert len(waits) == 1
 
 
+def test_http_connections_are_kept_and_replaced_when_the_server_drops_them() -> None:
+    ports = []
+
+    def note(handler: BaseHTTPRequestHandler) -> None:
+        ports.append(handler.client_address[1])
+        good(handler)
+
+    def missing(handler: BaseHTTPRequestHandler) -> None:
+        respond(handler, 404, b'{"error": "gone"}')
+
+    def last(handler: BaseHTTPRequestHandler) -> None:
+        # The connection ends behind the answer, which does not say so: as an idle one does.
+        note(handler)
+        handler.close_connection = True
+
+    dropped = threading.Event()
+    with answering(note, missing, last, note, ended=dropped) as target:
+        with EmbeddingClient(target, model="m", timeout_s=PATIENCE_S, retries=0) as client:
+            client.lookup(USER)
+            with pytest.raises(NotFound):
+                client.lookup(USER)
+            client.lookup(USER)
+            assert dropped.wait(PATIENCE_S)
+            assert client.lookup(USER)["user"].tolist() == USER_ROWS
+    assert ports[0] == ports[1] != ports[2]
+
+
 @HTTP_CLIENTS
 def test_a_server_that_ends_each_connection_is_no_fault(client_class: Any) -> None:
     with answering(goodbye) as target:
         with client_class(target, model="m", timeout_s=PATIENCE_S, retries=0) as client:
             for _ in range(3):
                 assert client.lookup(USER)["user"].tolist() == USER_ROWS
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority's certificate, and one of "localhost" that it signed."""
-    folder = tmp_path_factory.mktemp("certificates")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-    for command in (
-        f"req -x509 {key} -keyout ca.key -out ca.pem -subj /CN=authority -days 2",
-        f"req {key} -keyout server.key -out server.csr -subj /CN=localhost",
-        "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile names -days 2 -out server.pem",
-    ):
-        try:
-            subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
-        except FileNotFoundError:
-            pytest.skip("there is no openssl to make certificates with")
-    return folder
-
-
-def test_tls(server: ServerProcess, connect: partial[Any], certificates: Path) -> None:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates / "ca.pem")
-    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.set_alpn_protocols(["h2", "http/1.1"] if connect.keywords["wire"] == "grpc" else ["http/1.1"])
-
-    class Forwarded:
-        grpc_port = http_port = 0
-
-    ca, cert, key = certificates / "ca.pem", certificates / "server.pem", certificates / "server.key"
-    with forwarding(server.grpc_port if connect.keywords["wire"] == "grpc" else server.http_port, context) as forwarder:
-        Forwarded.grpc_port = Forwarded.http_port = forwarder.port
-        with connect(Forwarded, tls=Tls(ca, cert, key)) as client:
-            assert client.lookup(USER)["user"].tolist() == USER_ROWS
-        for stranger in (Tls(ca), Tls(cert_file=cert, key_file=key)):
-            with connect(Forwarded, tls=stranger, retries=0) as client, pytest.raises(Unavailable):
-                client.lookup(USER)
 
 
 def test_a_unix_socket(serve: Serve, tmp_path: Path) -> None:

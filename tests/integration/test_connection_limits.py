@@ -24,6 +24,7 @@ from tests.conformance.wires import fill_tensor, read_tensor
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
 from tests.integration.h2_client import H2Client, framed
+from tests.integration.limited import cpu_s
 from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, until, unused_ports
 from tests.integration.raw_http import BODY, answer, connect, post, rest, status
 from tests.toy_model import write_toy_model
@@ -108,12 +109,6 @@ def test_a_server_out_of_descriptors_waits_for_some_and_answers_those_it_has(ser
         assert status(first.recv(4096)) == 200
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
     until(lambda: is_answered(server))
-
-
-def cpu_s(pid: int) -> float:
-    """Returns the processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
 
 
 _PATH = "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"

@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fork_server import ForkedProcess, ForkServer, fork_server
+from tests.integration.process import unused_ports
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow]
 
@@ -34,15 +34,6 @@ STEPS = "200"
 PATIENCE_S = 300
 
 
-def free_addresses(number: int) -> list[str]:
-    """Returns addresses of loopback ports that are free now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-
-
 def outside_clusters() -> dict[str, str]:
     """Returns this process's environment without the place of a task in a cluster."""
     return {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
@@ -52,7 +43,7 @@ class Cluster:
     """The processes of one distributed training, by "kind:index"."""
 
     def __init__(self, forks: ForkServers, sizes: Mapping[str, int], command: Sequence[object]) -> None:
-        addresses = iter(free_addresses(sum(sizes.values())))
+        addresses = (f"127.0.0.1:{port}" for port in unused_ports(sum(sizes.values())))
         self.tasks = {kind: [next(addresses) for _ in range(size)] for kind, size in sizes.items()}
         self.forks, self.command = forks, command
         self.processes: dict[str, ForkedProcess] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
-from tests.integration.process import ServerProcess, environment, until, unused_ports
+from tests.integration.process import PACE_S, ServerProcess, environment, until, unused_ports, write_models
 from tests.toy_model import rewrite_manifest
 
 pytestmark = pytest.mark.tf
@@ -164,6 +165,7 @@ def test_a_version_that_fails_answers_no_more_and_a_second_one_is_published_whol
     last = {"message": "load failed", "version": 3, "attempt": 2}
     while not any(last.items() <= record.items() for record in server.records.copy()):
         seen.add((lookup(server, "/versions/3")[0], lookup(server)[0], predict(server)[0]))
+        time.sleep(PACE_S)
     # The set is empty if both attempts failed before the first look.
     assert seen <= {(404, 200, 200)}
     until(lambda: states(server).items() >= {3: "END", 2: "AVAILABLE"}.items())
@@ -199,10 +201,8 @@ def test_ports_open_when_each_model_can_answer_and_the_end_does_not_wait_for_tha
     assert states(at_once) == {1: "LOADING"}
     at_once.signal(signal.SIGKILL)
     at_once.exit_code()
-    bases = {"default": models, "graph": graphs}
-    configs = (f'config {{ name: "{n}" base_path: "{b}" model_platform: "tensorflow" }}' for n, b in bases.items())
-    (tmp_path / "models.config").write_text(f"model_config_list {{ {' '.join(configs)} }}")
-    given |= {"model_base_path": "", "model_config_file": tmp_path / "models.config"}
+    listed = write_models(tmp_path, {"default": models, "graph": graphs})
+    given |= {"model_base_path": "", "model_config_file": listed}
     server = serve(**given, first_loads_timeout_s=3600)
     server.wait_for_log("models")
     assert not is_open(http_port) and not is_open(grpc_port)

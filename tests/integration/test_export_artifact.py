@@ -26,6 +26,7 @@ from movielens.ratings import synthetic_ratings
 from service.artifact.manifest import MANIFEST_PATH, LookupDevice, Manifest
 from service.errors import ArtifactError
 from service.types import Array, RaggedIds
+from tests.toy_model import manifest_of
 
 pytestmark = pytest.mark.tf
 
@@ -56,8 +57,7 @@ def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="module")
 def manifest(artifact: Path) -> Manifest:
     """The artifact's manifest."""
-    read = Manifest.read(artifact)
-    assert read is not None
+    read = manifest_of(artifact)
     return read
 
 
@@ -400,8 +400,7 @@ def _edit(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
 
 
 def _set_nan(artifact: Path) -> None:
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     with (artifact / manifest.tables["film"].file).open("r+b") as file:
         file.seek(manifest.tables["film"].offset)
         file.write(np.float32(np.nan).tobytes())
@@ -427,8 +426,7 @@ def test_a_damaged_artifact_is_noticed(
 ) -> None:
     copy = shutil.copytree(artifact, tmp_path / "1")
     damage(copy)
-    manifest = Manifest.read(copy)
-    assert manifest is not None
+    manifest = manifest_of(copy)
     with pytest.raises(ExportError, match=message):
         check_integrity(copy, manifest)
     assert main(["verify", str(copy)]) == 1
@@ -457,8 +455,7 @@ def test_an_unreadable_index_is_named(artifact: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(artifact, tmp_path / "1")
     path = copy / "variables/variables.index"
     path.write_bytes(b"\0" * path.stat().st_size)
-    manifest = Manifest.read(copy)
-    assert manifest is not None
+    manifest = manifest_of(copy)
     with pytest.raises(ArtifactError, match="not a checkpoint index"):
         check_integrity(copy, manifest)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from service.artifact.manifest import Manifest
 from tests.integration.process import ROOT, ServerProcess, environment, server_of
+from tests.toy_model import manifest_of
 
 pytestmark = pytest.mark.tf
 
@@ -76,8 +76,7 @@ def server(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize("name", CASES)
 def test_an_examples_model_is_served(name: str, bases: dict[str, Path], server: ServerProcess) -> None:
     features = CASES[name][1]
-    manifest = Manifest.read(bases[name] / "1")
-    assert manifest is not None
+    manifest = manifest_of(bases[name] / "1")
     assert set(manifest.signatures["lookup"].features) == set(features)
     embeddings = server.lookup(features, model=name)
     assert {feature: len(rows) for feature, rows in embeddings.items()} == dict.fromkeys(features, 1)

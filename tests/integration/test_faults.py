@@ -25,7 +25,7 @@ import pytest
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
 from tests.integration.limited import LOOKUP, limited, lookup, used_while_idle_s
-from tests.integration.process import PATIENCE_S, ServerProcess, until
+from tests.integration.process import PACE_S, PATIENCE_S, ServerProcess, until
 from tests.integration.steady_clients import FEATURES, SteadyClients
 from tests.integration.test_deltas import change, metrics
 from tests.integration.test_reload import versions
@@ -218,8 +218,8 @@ def test_nothing_is_read_where_nobody_asks_for_it(serve: Serve, base: Path) -> N
 
 
 def test_a_slow_verification_holds_up_no_request_and_no_end(serve: Serve, base: Path, tmp_path: Path) -> None:
-    # The server checks 10 bytes a second (0.00001 MiB), so the checksums of the toy model take it long.
-    server = serve(verify_tables="auto", verify_tables_mib_per_s=0.00001).ready()
+    # The server checks a byte in ten seconds, so the checksums of the toy model take it many minutes.
+    server = serve(verify_tables="auto", verify_tables_mib_per_s=1e-7).ready()
     write_toy_model(tmp_path / "incoming", scale=2)
     os.rename(tmp_path / "incoming", base / "2")
     until(lambda: versions(server).get(2, {}).get("state") == "LOADING")
@@ -247,7 +247,7 @@ class Persistent:
 
     def _run(self) -> None:
         with httpx.Client(base_url=self._base_url, timeout=PATIENCE_S) as http:
-            while not self._is_over.is_set():
+            while not self._is_over.wait(PACE_S):
                 try:
                     response = http.post(URL, json={"features": FEATURES})
                 except httpx.TransportError:

@@ -13,7 +13,7 @@ import pytest
 
 from service.artifact.protos import message_class
 from service.graph.library import find_core
-from tests.integration.process import PATIENCE_S, ServerProcess, until
+from tests.integration.process import PATIENCE_S, ServerProcess, until, write_models
 
 pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]
 
@@ -142,11 +142,7 @@ def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     write_tf2(tf, folder / "tf2" / "1")
     write_tf1(tf, folder / "tf1" / "1")
-    configs = [
-        f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" }}'
-        for name in ("tf1", "tf2")
-    ]
-    (folder / "models.config").write_text(f"model_config_list {{ {' '.join(configs)} }}")
+    write_models(folder, {name: folder / name for name in ("tf1", "tf2")})
     return folder
 
 

@@ -24,12 +24,10 @@ LIMIT = 16 << 20
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(toy_model: Path) -> Iterator[ServerProcess]:
     """Starts a server of the toy model."""
-    folder = tmp_path_factory.mktemp("http2")
-    write_toy_model(folder / "model" / "1")
     with ServerProcess(
-        model_base_path=folder / "model",
+        model_base_path=toy_model,
         graph_signatures="off",
         max_request_bytes=LIMIT,
         rest_api_cors_origins="https://app.example",

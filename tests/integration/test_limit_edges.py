@@ -25,12 +25,10 @@ INFER = b"POST /v2/models/default/infer HTTP/1.1\r\nhost: x\r\n"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(toy_model: Path) -> Iterator[ServerProcess]:
     """Starts a server of the toy model with small limits."""
-    folder = tmp_path_factory.mktemp("limits") / "model"
-    write_toy_model(folder / "1")
     settings: dict[str, object] = {
-        "model_base_path": folder,
+        "model_base_path": toy_model,
         "graph_signatures": "off",
         "rest_api_max_head_bytes": HEAD_BYTES,
         "max_request_bytes": REQUEST_BYTES,

@@ -13,9 +13,9 @@ from model_export.remote.push import push
 from service.remote.address import StoreAddress
 from service.remote.layout import TableLayout
 from tests.exposition import read_exposition
-from tests.integration.process import ServerProcess
+from tests.integration.process import ServerProcess, until
 from tests.integration.remote_tables import large, layout_of
-from tests.valkey_cluster import Cluster, Node, needs_program, until
+from tests.valkey_cluster import Cluster, Node, needs_program
 
 pytestmark = needs_program
 

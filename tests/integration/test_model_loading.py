@@ -18,7 +18,7 @@ import pytest
 from service.artifact.protos import message_class
 from tests.conformance.wires import fill_tensor
 from tests.integration.conftest import Serve, add_version
-from tests.integration.process import ServerProcess, until
+from tests.integration.process import ServerProcess, until, write_models
 from tests.integration.test_models import ask, reload
 from tests.toy_model import rewrite_manifest, write_toy_model
 from tests.unit.artifact.test_encodings import record
@@ -74,12 +74,7 @@ def entry(name: str, base: Path) -> dict[str, Any]:
 
 
 def test_a_load_that_hangs_holds_up_no_other_model(serve: Serve, base: Path, hanging: Hanging, tmp_path: Path) -> None:
-    config = tmp_path / "models.conf"
-    models = "".join(
-        f'config {{ name: "{name}" base_path: "{path}" model_platform: "tensorflow" }}\n'
-        for name, path in (("slow", hanging.base), ("default", base))
-    )
-    config.write_text(f"model_config_list {{ {models} }}")
+    config = write_models(tmp_path, {"slow": hanging.base, "default": base})
     server = serve(model_base_path="", model_config_file=config, first_loads_timeout_s=0.5).answering()
     until(lambda: ask(server, "default") == [1, 10])
     until(lambda: status(server, "slow") == {1: LOADING})

@@ -19,11 +19,10 @@ BUILD_SECONDS = "embedding_server_neighbor_index_build_seconds"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(toy_model: Path) -> Iterator[ServerProcess]:
     """Serves the toy model with at most 5 nearest rows a search."""
-    base = tmp_path_factory.mktemp("toy")
-    write_toy_model(base / "1")
-    with ServerProcess(model_name="toy", model_base_path=base, graph_signatures="off", neighbors_max_k=5) as process:
+    settings = {"model_base_path": toy_model, "graph_signatures": "off", "neighbors_max_k": 5}
+    with ServerProcess(model_name="toy", **settings) as process:
         yield process.answering()
 
 

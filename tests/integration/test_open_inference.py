@@ -64,11 +64,9 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def toy(toy_model: Path) -> Iterator[ServerProcess]:
     """Starts a server of the toy model with small limits and without TensorFlow."""
-    base = tmp_path_factory.mktemp("toy")
-    write_toy_model(base / "1")
-    settings = {"model_base_path": base, "model_name": "toy", "graph_signatures": "off"}
+    settings = {"model_base_path": toy_model, "model_name": "toy", "graph_signatures": "off"}
     limits = {"max_request_bytes": 1 << 20, "max_response_bytes": 1 << 20}
     with ServerProcess(**settings, **limits) as server:
         yield server.ready()

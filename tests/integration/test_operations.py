@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
-from service.artifact.protos import message_class
+from tests.conformance.wires import predict_request
 from tests.exposition import read_exposition
 from tests.integration.process import ServerProcess, until
 from tests.toy_model import write_toy_model
@@ -127,13 +128,8 @@ def test_what_is_no_id_is_replaced(server: ServerProcess, headers: dict[str, str
 
 def predict(server: ServerProcess, user: int, metadata: list[tuple[str, str]]) -> tuple[Any, Any, grpc.StatusCode]:
     """Sends a Predict; returns its initial and trailing metadata and its code."""
-    request = message_class("tensorflow.serving.PredictRequest")()
-    request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
-    tensor = request.inputs["user"]
-    tensor.dtype = 9
-    tensor.tensor_shape.dim.add(size=1)
-    tensor.int64_val.append(user)
-    call = server.channel.unary_unary(PREDICT).future(request.SerializeToString(), metadata=metadata)
+    request = predict_request("toy", {"user": np.array([user])})
+    call = server.channel.unary_unary(PREDICT).future(request, metadata=metadata)
     code = call.code()
     return dict(call.initial_metadata()), dict(call.trailing_metadata()), code
 

@@ -14,7 +14,7 @@ import pytest
 
 from loadtest.bench.models import write_large_model
 from tests.integration.memory_group import MemoryGroup, NoMemoryGroup
-from tests.integration.process import PATIENCE_S, ServerProcess, until
+from tests.integration.process import PACE_S, PATIENCE_S, ServerProcess, until
 from tests.tower_model import TAGS, USERS
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow]
@@ -109,7 +109,7 @@ def test_threads_of_connections_do_not_wait_for_the_disk(group: MemoryGroup, mod
         wrong = []
 
         def read_cold_rows() -> None:
-            while not is_over.is_set():
+            while not is_over.wait(PACE_S):
                 ids = rng.integers(0, _NUM_ROWS, 500)
                 if not _is_right(server, ids):
                     wrong.append(ids)

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from loadtest.foreign.comparing import Tally, compare
-from service.artifact.manifest import Manifest
 from tests import oracle
 from tests.integration.process import ServerProcess
-from tests.toy_model import MANIFEST
+from tests.toy_model import MANIFEST, manifest_of
 
 pytestmark = pytest.mark.tf
 
@@ -54,8 +53,7 @@ def artifact(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_manifest_has_the_order_of_each_graph(artifact: Path) -> None:
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     orders = {name: f.summation for name, f in manifest.signatures["serving_default"].features.items()}
     expected = {"ragged": "in_order", "sparse": "blocks_of_8", "weighted": "four_lanes"}
     assert orders == {f"{kind}_{combiner}": expected[kind] for kind in KINDS for combiner in COMBINERS}

@@ -6,9 +6,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
-from service.artifact.protos import message_class
+from tests.conformance.wires import predict_request
 from tests.integration.conftest import Serve
 from tests.integration.h2_client import PREDICT, H2Client, framed
 from tests.integration.process import ServerProcess
@@ -87,18 +88,8 @@ OVER_HTTP = [
 ]
 
 
-def predict_request() -> bytes:
-    """Returns a PredictRequest for one row of the toy model."""
-    request = message_class("tensorflow.serving.PredictRequest")()
-    request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
-    tensor = request.inputs["user"]
-    tensor.dtype = 9
-    tensor.tensor_shape.dim.add(size=1)
-    tensor.int64_val.append(1)
-    return bytes(request.SerializeToString())
-
-
-USUAL = predict_request()
+# A lookup of one row of the toy model.
+USUAL = predict_request("toy", {"user": np.array([1])})
 NOT_A_MESSAGE = "The request is not a valid tensorflow.serving.PredictRequest message."
 # Body of a call, and its status; the texts of refusals.
 OVER_GRPC: list[tuple[bytes, int, str]] = [

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
-from tests.integration.process import ServerProcess, predict_grpc, until
+from tests.integration.process import ServerProcess, predict_grpc, until, write_models
 from tests.toy_model import write_toy_model
 
 SERVICES = ("", "tensorflow.serving.PredictionService", "inference.GRPCInferenceService")
@@ -77,12 +77,7 @@ def shows(server: ServerProcess, *seen: bool) -> None:
 def models(tmp_path: Path) -> Path:
     """Writes a config file with models "a" and "b"; only "a" has a version."""
     write_toy_model(tmp_path / "a" / "1")
-    config = tmp_path / "models.conf"
-    listed = "".join(
-        f'config {{ name: "{name}" base_path: "{tmp_path / name}" model_platform: "tensorflow" }}\n' for name in "ab"
-    )
-    config.write_text(f"model_config_list {{ {listed} }}")
-    return config
+    return write_models(tmp_path, {name: tmp_path / name for name in "ab"})
 
 
 def test_a_model_that_never_loads_or_is_lost_takes_no_server_away(serve: Serve, models: Path) -> None:

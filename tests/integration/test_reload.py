@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 
 from tests.integration.conftest import Serve, add_version
-from tests.integration.process import ServerProcess, predict_grpc, stopped, until
+from tests.integration.process import PACE_S, ServerProcess, predict_grpc, stopped, until
 from tests.toy_model import SHARD, write_toy_model
 
 FEATURES = {"user": [1, 2, 3, 4], "tags_sum": [[1, 2, 3], [], [3]]}
@@ -50,7 +50,7 @@ class Load:
 
     def _over_http(self) -> None:
         with httpx.Client(base_url=self._server.http.base_url, timeout=60) as http:
-            while not self._stop.is_set():
+            while not self._stop.wait(PACE_S):
                 response = http.post("/v1/models/default:lookup", json={"features": FEATURES})
                 if response.status_code != 200:
                     self.faults.append(response.text)
@@ -67,7 +67,7 @@ class Load:
             "tags_sum__values": np.array([1, 2, 3, 3]),
             "tags_sum__row_splits": np.array([0, 3, 3, 4]),
         }
-        while not self._stop.is_set():
+        while not self._stop.wait(PACE_S):
             outputs = predict_grpc(self._server.channel, inputs, "lookup")
             self._check({name: array.tolist() for name, array in outputs.items()})
 

@@ -20,11 +20,11 @@ from service.remote.topology import Refused
 from service.tables.remote_table import RemoteTable
 from service.types import Array
 from tests.deltas import delta_bytes, drop
-from tests.integration.process import ServerProcess
+from tests.integration.process import ServerProcess, until
 from tests.integration.remote_tables import layout_of
 from tests.integration.test_remote_faults import reopened
 from tests.toy_model import write_toy_model
-from tests.valkey_cluster import Cluster, needs_program, until
+from tests.valkey_cluster import Cluster, needs_program
 
 pytestmark = needs_program
 ROWS = 100_000

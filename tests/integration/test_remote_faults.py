@@ -19,20 +19,19 @@ import pytest
 
 from model_export.remote.push import push
 from service.artifact.manifest import Manifest
-from service.artifact.protos import message_class
 from service.errors import ArtifactError, TableUnreachable
 from service.loading.remote_tables import RemoteTables
 from service.remote.address import StoreAddress
 from service.remote.core_clusters import FRESH_S, Clusters
 from service.remote.layout import slot_of
 from service.tables.remote_table import RemoteTable
-from tests.conformance.wires import fill_tensor, read_tensor
+from tests.conformance.wires import PREDICT, predict_outputs, predict_request
 from tests.integration.h2_client import H2Client
-from tests.integration.process import PATIENCE_S, ServerProcess
+from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.integration.remote_readers import Readers
 from tests.integration.remote_tables import large, layout_of
-from tests.toy_model import write_toy_model
-from tests.valkey_cluster import Cluster, needs_program, until
+from tests.toy_model import manifest_of, write_toy_model
+from tests.valkey_cluster import Cluster, needs_program
 
 pytestmark = needs_program
 
@@ -52,8 +51,7 @@ def opened(cluster: Cluster, folder: Path, options: str = _PATIENT) -> tuple[Rem
 
 def reopened(tables: RemoteTables, folder: Path) -> RemoteTable:
     """Opens the remote table "user" of a version."""
-    manifest = Manifest.read(folder)
-    assert manifest is not None
+    manifest = manifest_of(folder)
     return tables.open("toy", int(folder.name), folder, manifest)["user"]
 
 
@@ -90,9 +88,6 @@ def test_a_deadline_ends_a_read_of_a_frozen_node(cluster: Cluster, written: tupl
     folder, rows = written
     push(folder, StoreAddress.parse(cluster.address), tables=["user"])
     ids = np.arange(0, ROWS, 100)
-    request = message_class("tensorflow.serving.PredictRequest")()
-    request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
-    fill_tensor(request.inputs["user"], ids)
     with ServerProcess(
         model_name="toy",
         model_base_path=folder.parent,
@@ -104,7 +99,7 @@ def test_a_deadline_ends_a_read_of_a_frozen_node(cluster: Cluster, written: tupl
         try:
             # This client does not end its calls at the deadline, so the answer is the server's.
             with H2Client(server.grpc_port) as client:
-                late = client.call(request.SerializeToString(), grpc_timeout="500m")
+                late = client.call(predict_request("toy", {"user": ids}), grpc_timeout="500m")
         finally:
             cluster.nodes[1].thaw()
         assert late.status == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
@@ -453,14 +448,10 @@ def test_hot_rows_come_from_the_cache_and_metrics_count_them(
 
 def read_with_notes(server: ServerProcess, ids: np.ndarray) -> tuple[np.ndarray, dict[str, str]]:
     """Returns [N, 2] float32 rows, and the trailing metadata that name rows which could not be read."""
-    request = message_class("tensorflow.serving.PredictRequest")()
-    request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
-    fill_tensor(request.inputs["user"], ids)
-    call = server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-    data, told = call.with_call(request.SerializeToString(), timeout=PATIENCE_S)
-    response = message_class("tensorflow.serving.PredictResponse").FromString(data)
+    call = server.channel.unary_unary(PREDICT)
+    data, told = call.with_call(predict_request("toy", {"user": ids}), timeout=PATIENCE_S)
     notes = {key: str(value) for key, value in told.trailing_metadata() if key.endswith("-rows")}
-    return read_tensor(response.outputs["user"]), notes
+    return predict_outputs(data)["user"], notes
 
 
 def test_without_nodes_cached_rows_are_answered_and_named_only_with_stale(

@@ -22,14 +22,13 @@ import numpy as np
 import pytest
 
 from model_export.remote.push import push
-from service.artifact.protos import message_class
 from service.remote.address import StoreAddress
 from tests.conformance.random_calls import Array, Call, Drawn, RandomCalls, spoil
 from tests.conformance.test_data_planes import Answers
-from tests.conformance.wires import PREDICT, fill_tensor, read_tensor
-from tests.integration.process import PATIENCE_S, ServerProcess
+from tests.conformance.wires import PREDICT, predict_outputs, predict_request
+from tests.integration.process import PATIENCE_S, ServerProcess, until, write_models
 from tests.mixed_model import COLORS, NUM_ITEMS, NUM_USERS, write_mixed_model
-from tests.valkey_cluster import Cluster, needs_program, until
+from tests.valkey_cluster import Cluster, needs_program
 
 pytestmark = [pytest.mark.tf, needs_program]
 
@@ -106,11 +105,8 @@ class Served:
 
     def start(self, model: str, signature: str, inputs: dict[str, Array], timeout_s: float = PATIENCE_S) -> Any:
         """Starts a Predict over gRPC; returns its call."""
-        request = message_class("tensorflow.serving.PredictRequest")()
-        request.model_spec.name, request.model_spec.signature_name = model, signature
-        for name, array in inputs.items():
-            fill_tensor(request.inputs[name], array)
-        return self.server.channel.unary_unary(PREDICT).future(request.SerializeToString(), timeout=timeout_s)
+        request = predict_request(model, inputs, signature)
+        return self.server.channel.unary_unary(PREDICT).future(request, timeout=timeout_s)
 
     def predict(self, model: str, signature: str, inputs: dict[str, Array]) -> tuple[list[float], dict[str, Any]]:
         """Returns the scores, and by the name of a trailer such as x-default-rows: table -> number of rows not read."""
@@ -122,8 +118,7 @@ class Served:
 
 def scores_of(call: Any) -> list[float]:
     """Waits for the answer of a Predict; returns the values of its output "score"."""
-    response = message_class("tensorflow.serving.PredictResponse").FromString(call.result())
-    scores: list[float] = read_tensor(response.outputs["score"]).ravel().tolist()
+    scores: list[float] = predict_outputs(call.result())["score"].ravel().tolist()
     return scores
 
 
@@ -143,11 +138,7 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
     """Starts a cluster of three primaries, and a server of the model under all its names."""
     folder = tmp_path_factory.mktemp("predicts")
     version = write_mixed_model(tf, folder / "mixed" / "1")
-    models = [
-        f'config {{ name: "{name}" base_path: "{version.parent}" model_platform: "tensorflow" }}'
-        for name in ("mapped", *_REMOTE)
-    ]
-    (folder / "models.config").write_text(f"model_config_list {{ {' '.join(models)} }}")
+    listed = write_models(folder, dict.fromkeys(("mapped", *_REMOTE), version.parent))
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(folder / "nodes", 3))
         tables = [
@@ -160,7 +151,7 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
         for model in _REMOTE:
             push(version, StoreAddress.parse(cluster.address), model=model)
         server = ServerProcess(
-            model_config_file=folder / "models.config",
+            model_config_file=listed,
             remote_tables=";".join(tables),
             remote_cache_bytes=1 << 20,
             enable_batching="true",

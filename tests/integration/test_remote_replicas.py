@@ -14,10 +14,11 @@ from model_export.remote.push import push
 from service.errors import TableUnreachable
 from service.remote.address import StoreAddress
 from service.remote.layout import slot_of
+from tests.integration.process import until
 from tests.integration.remote_tables import layout_of
 from tests.integration.test_remote_changes import Server
 from tests.integration.test_remote_faults import ROWS
-from tests.valkey_cluster import Cluster, Node, needs_program, until
+from tests.valkey_cluster import Cluster, Node, needs_program
 
 pytestmark = needs_program
 _IMPATIENT = "?timeout_ms=1000&node_timeout_ms=300"

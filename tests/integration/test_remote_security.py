@@ -20,13 +20,13 @@ from service.remote.address import StoreAddress
 from service.remote.core_clusters import Clusters
 from service.remote.topology import node_client, store_client
 from tests.certificates import Authority
-from tests.integration.process import ServerProcess
+from tests.integration.process import ServerProcess, until
 from tests.integration.remote_readers import Readers
 from tests.integration.remote_tables import large
 from tests.integration.test_remote_changes import Server
 from tests.integration.test_remote_faults import reopened
 from tests.toy_model import write_toy_model
-from tests.valkey_cluster import Cluster, Security, needs_program, until
+from tests.valkey_cluster import Cluster, Security, needs_program
 
 pytestmark = needs_program
 _PASSWORD = "first/pass@word;?"

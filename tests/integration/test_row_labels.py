@@ -15,10 +15,10 @@ import pytest
 
 from embedding_client.client import EmbeddingClient
 from model_export.parity.integrity import integrity_faults
-from service.artifact.manifest import MANIFEST_PATH, Manifest
+from service.artifact.manifest import MANIFEST_PATH
 from tests.integration.conftest import ModelExport
 from tests.integration.process import ROOT, ServerProcess, environment
-from tests.toy_model import rewrite_manifest
+from tests.toy_model import manifest_of, rewrite_manifest
 
 pytestmark = pytest.mark.tf
 
@@ -55,8 +55,8 @@ def server(base: Path) -> Iterator[ServerProcess]:
 
 
 def test_the_files_are_plain_and_the_manifest_names_them(base: Path) -> None:
-    manifest = Manifest.read(base / "1")
-    assert manifest is not None and json.loads((base / "1" / MANIFEST_PATH).read_text())["format_version"] == 5
+    manifest = manifest_of(base / "1")
+    assert json.loads((base / "1" / MANIFEST_PATH).read_text())["format_version"] == 5
     assert (base / "1" / manifest.labels["film"].file).read_text().split("\n")[:-1] == TITLES
     assert manifest.labels["film"].file in manifest.files and integrity_faults(base / "1", manifest) == []
     command = [sys.executable, "-m", "model_export", "inspect", str(base / "1"), "--json"]

@@ -24,6 +24,7 @@ import pytest
 
 from embedding_client.async_client import AsyncEmbeddingClient
 from embedding_client.client import EmbeddingClient
+from embedding_client.errors import Unavailable
 from embedding_client.targets import Tls
 from tests.certificates import Authority, Issued, ssl_config
 from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, predict_grpc, until
@@ -334,17 +335,25 @@ def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(server
 def test_the_client_on_both_wires_blocking_and_not(server: Secured, tmp_path: Path) -> None:
     for name, text in (("ca", AUTHORITY.pem), ("key", CLIENT.key), ("cert", CLIENT.cert)):
         (tmp_path / name).write_text(text)
-    tls = Tls(tmp_path / "ca", tmp_path / "cert", tmp_path / "key")
-    targets = [f"{'grpcs' if wire == 'grpc' else 'https'}://localhost:{server.port(wire)}" for wire in server.wires]
 
-    async def ask(target: str) -> Any:
-        async with AsyncEmbeddingClient(target, model="default", tls=tls, timeout_s=PATIENCE_S) as client:
+    def ask(target: str, tls: Tls) -> Any:
+        with EmbeddingClient(target, model="default", tls=tls, timeout_s=PATIENCE_S, retries=0) as client:
+            return client.lookup({"user": [1, 4]})["user"].tolist()
+
+    async def ask_async(target: str, tls: Tls) -> Any:
+        made = AsyncEmbeddingClient(target, model="default", tls=tls, timeout_s=PATIENCE_S, retries=0)
+        async with made as client:
             return (await client.lookup({"user": [1, 4]}))["user"].tolist()
 
-    for target in targets:
-        with EmbeddingClient(target, model="default", tls=tls, timeout_s=PATIENCE_S) as client:
-            assert client.lookup({"user": [1, 4]})["user"].tolist() == ROWS
-        assert asyncio.run(ask(target)) == ROWS
+    ca, cert, key = tmp_path / "ca", tmp_path / "cert", tmp_path / "key"
+    for wire in server.wires:
+        target = f"{'grpcs' if wire == 'grpc' else 'https'}://localhost:{server.port(wire)}"
+        for get in (ask, lambda *given: asyncio.run(ask_async(*given))):
+            assert get(target, Tls(ca, cert, key)) == ROWS
+            # The client does not trust the server, or shows it no certificate.
+            for stranger in (Tls(cert_file=cert, key_file=key), *([Tls(ca)] if wire in server.verifying else [])):
+                with pytest.raises(Unavailable):
+                    get(target, stranger)
 
 
 def test_a_unix_socket_and_a_port_without_a_file_stay_plaintext_and_end_tls(server: Secured) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
-from service.artifact.protos import message_class
+from tests.conformance.wires import predict_request
 from tests.integration.otlp_collector import Collector, attributes
 from tests.integration.process import ServerProcess, until
 from tests.toy_model import write_toy_model
@@ -68,16 +69,9 @@ def lookup(server: ServerProcess, user: int = 1, **headers: str) -> int:
 
 def predict(server: ServerProcess, user: int, traceparent: str) -> grpc.StatusCode:
     """Sends a Predict with a traceparent; returns its status code."""
-    request = message_class("tensorflow.serving.PredictRequest")()
-    request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
-    tensor = request.inputs["user"]
-    tensor.dtype = 9
-    tensor.tensor_shape.dim.add(size=1)
-    tensor.int64_val.append(user)
+    request = predict_request("toy", {"user": np.array([user])})
     metadata = [("traceparent", traceparent)] if traceparent else []
-    code: grpc.StatusCode = (
-        server.channel.unary_unary(PREDICT).future(request.SerializeToString(), metadata=metadata).code()
-    )
+    code: grpc.StatusCode = server.channel.unary_unary(PREDICT).future(request, metadata=metadata).code()
     return code
 
 

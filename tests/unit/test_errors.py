@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 from service import errors
-from service.errors import ServiceError
 from service.grpc.refusals import STATUS_CODES, details
 from service.http.errors import HTTP_STATUS
 from tests.unit.http.conftest import all_errors
@@ -22,18 +21,11 @@ def leaves(cls: type[errors.ServiceError] = errors.ServiceError) -> list[type[er
     return [leaf for child in below for leaf in leaves(child)] if below else [cls]
 
 
-@pytest.mark.parametrize("cls", leaves())
-def test_every_leaf_has_a_canonical_code(cls: type[errors.ServiceError]) -> None:
-    assert cls.code in get_args(errors.Code)
-
-
-@pytest.mark.parametrize("cls", leaves())
-def test_every_leaf_stands_in_the_tree_of_the_docstring(cls: type[errors.ServiceError]) -> None:
+def test_every_leaf_has_a_canonical_code_and_its_place_in_the_docstring() -> None:
     assert errors.__doc__ is not None
-    assert errors.__doc__.split().count(cls.__name__) == 1
-
-
-def test_only_a_fault_of_ours_is_internal() -> None:
+    words = errors.__doc__.split()
+    assert {cls for cls in leaves() if cls.code not in get_args(errors.Code) or words.count(cls.__name__) != 1} == set()
+    # Only a fault of the server is internal.
     assert [cls for cls in leaves() if cls.code == "INTERNAL"] == [errors.BackendFailure]
 
 
@@ -59,14 +51,10 @@ _BY_CODE = {
 }
 
 
-@pytest.mark.parametrize("cls", all_errors())
-def test_every_error_has_a_status_on_both_wires(cls: type[ServiceError]) -> None:
-    assert HTTP_STATUS[cls] == _BY_CODE[cls.code]
-    assert STATUS_CODES[cls.code] is grpc.StatusCode[cls.code]
-
-
-def test_the_table_has_nothing_else() -> None:
-    assert set(HTTP_STATUS) == set(all_errors())
+def test_every_error_and_nothing_else_has_a_status_on_both_wires() -> None:
+    assert {cls: _BY_CODE[cls.code] for cls in all_errors()} == HTTP_STATUS
+    codes = {cls.code for cls in all_errors()}
+    assert {code: STATUS_CODES[code] for code in codes} == {code: grpc.StatusCode[code] for code in codes}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from service.artifact.manifest import (
 from service.artifact.row_labels import NO_LABELS, RowLabels, open_labels, write_labels
 from service.errors import ArtifactError, IdOutOfRange
 from tests.conftest import Clock
-from tests.toy_model import toy_manifest, toy_tables, variable_name, write_toy_model
+from tests.toy_model import manifest_of, toy_manifest, toy_tables, variable_name, write_toy_model
 
 
 def manifest_json() -> dict[str, Any]:
@@ -50,8 +50,7 @@ def test_what_is_written_is_read_back_equal() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "int4"])
 def test_tables_of_fewer_bits_are_written_with_their_scales(tmp_path: Path, dtype: str) -> None:
-    manifest = Manifest.read(write_toy_model(tmp_path / "1", dtype=dtype))
-    assert manifest is not None
+    manifest = manifest_of(write_toy_model(tmp_path / "1", dtype=dtype))
     assert Manifest.from_json(manifest.to_json()) == manifest
     data = json.loads(manifest.to_json())
     assert data["tables"]["tag"]["dtype"] == dtype

@@ -29,10 +29,9 @@ def test_a_decimal_beside_the_middle_of_two_floats_is_rounded_once(bits: int, wr
     assert float32_array(document).tobytes() == value.tobytes()
 
 
-@pytest.mark.parametrize("exponent_bits", range(0, 255, 2))
-def test_every_float32_comes_back(exponent_bits: int) -> None:
-    fractions = np.random.default_rng(exponent_bits).integers(0, 1 << 23, 500, np.uint32)
-    values = (fractions | np.uint32(exponent_bits << 23)).view(np.float32)
+def test_floats_of_every_exponent_come_back() -> None:
+    fractions = np.random.default_rng(5).integers(0, 1 << 23, (255, 250), np.uint32)
+    values = (fractions | np.arange(255, dtype=np.uint32)[:, None] << 23).view(np.float32)
     assert float32_array(orjson.loads(written(values))).tobytes() == values.tobytes()
 
 

@@ -38,10 +38,9 @@ def parts(body: bytes, json_length: int | None) -> tuple[Any, bytes]:
     return json.loads(body[:json_length]), body[json_length or len(body) :]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_request_is_that_of_the_stock_client(dtype: str, shape: tuple[int, ...]) -> None:
-    arrays = {"x": array_of(dtype, shape), "y": np.float32([[1, 2], [3, 4]]).T}
+def test_a_request_is_that_of_the_stock_client(dtype: str) -> None:
+    arrays = {str(shape): array_of(dtype, shape) for shape in SHAPES} | {"y": np.float32([[1, 2], [3, 4]]).T}
     tensors = []
     for name, array in arrays.items():
         tensors.append(stock.InferInput(name, list(array.shape), DTYPES[array.dtype.name]))
@@ -57,10 +56,9 @@ def test_a_request_is_that_of_the_stock_client(dtype: str, shape: tuple[int, ...
     assert "outputs" not in parts(*encode_infer(arrays, (), "s"))[0]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_answer_is_read_as_the_stock_client_reads_it(dtype: str, shape: tuple[int, ...]) -> None:
-    arrays = {"x": array_of(dtype, shape), "y": np.float32([1, 2])}
+def test_an_answer_is_read_as_the_stock_client_reads_it(dtype: str) -> None:
+    arrays = {str(shape): array_of(dtype, shape) for shape in SHAPES} | {"y": np.float32([1, 2])}
     body, json_length = encode_infer(arrays, (), "s")
     body = body.replace(b'"inputs"', b'"outputs"', 1)
     # As the server does, without a header the whole answer is JSON.

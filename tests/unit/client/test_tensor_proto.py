@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -50,13 +51,12 @@ def proto(**values: Any) -> bytes:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (100, 2)], ids=str)
-@pytest.mark.parametrize("as_content", [False, True], ids=["values", "content"])
-def test_every_dtype_that_the_server_encodes(dtype: np.dtype[Any], shape: tuple[int, ...], as_content: bool) -> None:
-    array = array_of(dtype, *shape)
-    decoded = decode_tensor(b"".join(encode_tensor("x", array, as_content=as_content)))
-    np.testing.assert_array_equal(decoded, array, strict=True)
-    assert decoded.flags.writeable
+def test_every_dtype_that_the_server_encodes(dtype: np.dtype[Any]) -> None:
+    for shape, as_content in itertools.product([(), (0,), (3,), (2, 0, 3), (100, 2)], [False, True]):
+        array = array_of(dtype, *shape)
+        decoded = decode_tensor(b"".join(encode_tensor("x", array, as_content=as_content)))
+        np.testing.assert_array_equal(decoded, array, strict=True)
+        assert decoded.flags.writeable
 
 
 @pytest.mark.parametrize("as_content", [False, True], ids=["values", "content"])

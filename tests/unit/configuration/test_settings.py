@@ -80,25 +80,20 @@ def other_value(setting: dataclasses.Field[Any]) -> Any:
     return setting.default + (1 if setting.default < setting.metadata["high"] else -1)
 
 
-@pytest.mark.parametrize("setting", dataclasses.fields(Settings), ids=lambda f: f.name)
-def test_every_setting_is_a_flag_and_a_variable(setting: dataclasses.Field[Any]) -> None:
-    value = other_value(setting)
-    text = str(value)
-    assert value != setting.default
-    base = [] if setting.name == "models" else BASE
-    by_flag = read_settings([*base, f"--{setting.name}={text}"], {})
-    variables = {"EMB_MODEL_BASE_PATH": "models/m"} if base else {}
-    by_variable = read_settings([], {**variables, ENV_PREFIX + setting.name.upper(): text})
-    assert getattr(by_flag, setting.name) == getattr(by_variable, setting.name) == value
-    assert type(getattr(by_flag, setting.name)) is type(setting.default)
-
-
-@pytest.mark.parametrize("setting", dataclasses.fields(Settings), ids=lambda f: f.name)
-def test_every_setting_says_what_it_means_and_has_a_default_in_its_range(setting: dataclasses.Field[Any]) -> None:
-    assert setting.metadata["about"].endswith(".")
-    low, high = setting.metadata["low"], setting.metadata["high"]
-    if not isinstance(setting.default, (str, bool)):
-        assert low <= setting.default <= high
+def test_every_setting_is_a_flag_and_a_variable_and_says_what_it_means() -> None:
+    for setting in dataclasses.fields(Settings):
+        value, name = other_value(setting), setting.name
+        text = str(value)
+        assert value != setting.default, name
+        base = [] if name == "models" else BASE
+        by_flag = read_settings([*base, f"--{name}={text}"], {})
+        variables = {"EMB_MODEL_BASE_PATH": "models/m"} if base else {}
+        by_variable = read_settings([], {**variables, ENV_PREFIX + name.upper(): text})
+        assert getattr(by_flag, name) == getattr(by_variable, name) == value, name
+        assert type(getattr(by_flag, name)) is type(setting.default), name
+        assert setting.metadata["about"].endswith("."), name
+        if not isinstance(setting.default, (str, bool)):
+            assert setting.metadata["low"] <= setting.default <= setting.metadata["high"], name
 
 
 @pytest.mark.parametrize(

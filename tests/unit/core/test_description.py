@@ -11,23 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.artifact.manifest import Manifest
-from service.artifact.signature_def import read_signatures
 from service.core.description import Described, describe, left_out
-from service.tables.backend import OpenedLookups, open_lookups
 from service.types import TableCounts
-from tests.toy_described import MAX_NORM, write_described_model
-from tests.toy_model import write_toy_model
+from tests.core_lookups import opened
+from tests.toy_described import MAX_NORM, write_described_model, write_lookup_model
+from tests.toy_model import manifest_of, write_toy_model
 from tests.toy_policies import write_policy_model
 
 pytest.importorskip("service._native", reason="the native core is not built")
-
-
-def opened(folder: Path) -> OpenedLookups:
-    """Opens the lookups of an artifact, as the loader does."""
-    manifest = Manifest.read(folder)
-    assert manifest is not None
-    return open_lookups(folder, manifest, read_signatures(folder / "saved_model.pb"))
 
 
 def described(folder: Path) -> tuple[Described, dict[str, Any]]:
@@ -93,8 +84,7 @@ def test_a_description_that_its_buffers_do_not_fit_is_refused(toy_model: Path, c
 def test_batch_sizes_bound_the_rows(toy_model: Path) -> None:
     _, document = described(toy_model / "1")
     tensor_core = signature(document, "lookup_tpu_tensor_core")
-    entry = Manifest.read(toy_model / "1")
-    assert entry is not None
+    entry = manifest_of(toy_model / "1")
     assert tensor_core["max_rows"] == entry.signatures["lookup_tpu_tensor_core"].batch_sizes[-1]
 
 
@@ -144,6 +134,17 @@ def test_a_version_without_graphs_names_its_predict(tmp_path: Path) -> None:
     write_toy_model(tmp_path / "1")
     _, document = described(tmp_path / "1")
     assert {one["name"]: one["why"] for one in document["other_signatures"]} == {"serving_default": "no_tensorflow"}
+
+
+def test_only_signatures_that_classify_could_answer_bring_their_definition(tmp_path: Path) -> None:
+    # The core's refusals quote the definition of a signature with one input, and one or two outputs.
+    table = np.ones((3, 2), np.float32)
+    features = {name: ("t", {"ids": name, "output": f"{name}_row"}) for name in ("a", "b")}
+    signatures = {"one": {"a": features["a"]}, "two": features}
+    _, document = described(write_lookup_model(tmp_path / "1", {"t": table}, signatures))
+    assert (
+        'name: "one_a:0"' in signature(document, "one")["definition"] and signature(document, "two")["definition"] == ""
+    )
 
 
 def test_ids_that_read_another_row_count_as_read(tmp_path: Path) -> None:

@@ -10,18 +10,17 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 
-from service.artifact.manifest import LookupFeature, Manifest, Summation
-from service.artifact.protos import message_class
+from service.artifact.manifest import LookupFeature, Summation
 from service.artifact.signature_def import read_signatures
 from service.core.description import CORE_DTYPES, Described, describe, left_out
 from service.reference.lookups import look_up
 from service.reference.rows import Table
 from service.tables.backend import LookupBackend, OpenedLookups, open_lookups
 from service.types import TensorSpec
-from tests.conformance.wires import PREDICT, fill_tensor, read_tensor
+from tests.conformance.wires import PREDICT, predict_outputs, predict_request
 from tests.oracle import ragged
 from tests.stored_tables import DTYPES, store
-from tests.toy_model import write_toy_model
+from tests.toy_model import manifest_of, write_toy_model
 
 NATIVE = pytest.importorskip("service._native", reason="the native core is not built")
 
@@ -48,8 +47,7 @@ def literals(kind: type) -> list[tuple[str, str]]:
 
 def opened(folder: Path, dtype: str = "float32", **fields: Any) -> OpenedLookups:
     """Opens a toy model whose feature "tags" reads a table of random numbers, with these fields and without weights."""
-    manifest = Manifest.read(write_toy_model(folder))
-    assert manifest is not None
+    manifest = manifest_of(write_toy_model(folder))
     found = open_lookups(folder, manifest, read_signatures(folder / "saved_model.pb"))
     numbers = np.random.default_rng(5).standard_normal((50, 20)).astype(np.float32)
     table = store(numbers, dtype).mapped
@@ -80,14 +78,10 @@ def answers(lookups: OpenedLookups, ids: list[list[int]]) -> tuple[np.ndarray, n
     """Returns the vectors of "tags" by the core and by the reference."""
     values, splits = ragged(ids)
     inputs = {"tags__values": values, "tags__row_splits": splits}
-    request = message_class("tensorflow.serving.PredictRequest")()
-    request.model_spec.name, request.model_spec.signature_name = "m", "lookup"
-    for name, array in inputs.items():
-        fill_tensor(request.inputs[name], array)
     described = told(lookups)
     compiled = NATIVE.Servable(*described.arguments)
-    data = NATIVE.Forms([("m", [(1, compiled)], {}, 0.0, "")]).grpc(PREDICT, request.SerializeToString())
-    core = read_tensor(message_class("tensorflow.serving.PredictResponse").FromString(data).outputs["tags"])
+    data = NATIVE.Forms([("m", [(1, compiled)], {}, 0.0, "")]).grpc(PREDICT, predict_request("m", inputs))
+    core = predict_outputs(data)["tags"]
     plan, table = lookups.backend.plans["lookup"].features["tags"], lookups.tables["tag"]
     scales = table.scales[:, None] if table.scales.size else None
     return core, look_up(plan.feature, Table(table.info, table.weights, scales), inputs)

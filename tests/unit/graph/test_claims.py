@@ -16,7 +16,6 @@ from service.artifact.manifest import (
     FeatureEntry,
     GraphRun,
     LookupFeature,
-    Manifest,
     SignatureEntry,
     VocabularyEntry,
 )
@@ -29,6 +28,7 @@ from service.loading.loader import ServableLoader
 from service.types import Array
 from service.versions.servable import Servable
 from tests.tower_zoo import NUM_KEYS, SIGNATURE, ZOO, ZOO_ROWS
+from tests.toy_model import manifest_of
 
 pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]
 
@@ -59,8 +59,7 @@ def described(
     run: GraphRun = "cut",
 ) -> None:
     """Describes a signature's features in the manifest, each with its table; a vocabulary is named like its feature."""
-    manifest = Manifest.read(folder)
-    assert manifest is not None
+    manifest = manifest_of(folder)
     entries = {
         name: FeatureEntry(table, name if name in vocabularies else None) for name, (table, _) in features.items()
     }

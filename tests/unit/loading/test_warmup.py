@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from service.artifact import protos
-from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
 from service.artifact.signature_def import read_signatures
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH
@@ -28,7 +27,7 @@ from service.types import Array, ModelRef, SignatureSpec, TableCounts, Tensors, 
 from service.versions.counts import FeatureCounts, FeatureIds, SampledRows
 from service.versions.servable import LoadedServable, NativeServable, Servable
 from service.wire.predict_proto import decode_request, decode_response
-from tests.toy_model import proto_field, write_toy_model
+from tests.toy_model import manifest_of, proto_field, write_toy_model
 from tests.toy_policies import write_policy_model
 from tests.unit.artifact.test_encodings import record
 from tests.unit.versions.fakes import FakeBackend, FakeNative, predict_spec, regress_spec, servable
@@ -66,8 +65,7 @@ def test_each_signature_runs_once_on_a_valid_row() -> None:
 
 def test_keys_are_of_the_vocabulary(tmp_path: Path) -> None:
     artifact = write_policy_model(tmp_path / "1")
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     signature = open_lookups(artifact, manifest, read_signatures(artifact / "saved_model.pb")).signatures[
         "serving_default"
     ]

@@ -19,7 +19,7 @@ from model_export.folder_checks import StoreUri
 from model_export.row_names import LabelFile, read_labels, row_labels, table_vocabularies, vocabulary_names
 from service.artifact.manifest import Manifest, VocabularyEntry
 from service.errors import ArtifactError
-from tests.toy_model import write_toy_model
+from tests.toy_model import manifest_of, write_toy_model
 from tests.unit.model_export.late import tf
 
 MODEL = '''
@@ -137,8 +137,7 @@ def test_the_command_exports_what_a_factory_returns(
     flags = ["--lookup_device", "both", "--signatures", "lookup,lookup_tpu_tensor_core", "--version", "6"]
     assert main(["export", "--config", str(path), *flags]) == 0
     assert "exported and verified: models/6" in capsys.readouterr().out
-    manifest = Manifest.read(tmp_path / "models" / "6")
-    assert manifest is not None
+    manifest = manifest_of(tmp_path / "models" / "6")
     assert list(manifest.signatures) == ["lookup", "lookup_tpu_tensor_core"]
     assert manifest.signatures["lookup_tpu_tensor_core"].batch_sizes == (2,)
     assert "assets.extra/tf_serving_warmup_requests" not in manifest.files
@@ -170,7 +169,7 @@ def test_a_configuration_adopts(tmp_path: Path) -> None:
     text = f"adopt = '{tmp_path}/saved'\nspec = '{tmp_path}/spec.toml'\nout = '{tmp_path}/out'\nversion = 2\n"
     artifact = run_config(read_config(written(tmp_path, text)))
     manifest = Manifest.read(artifact)
-    assert artifact == tmp_path / "out" / "2" and manifest is not None
+    assert artifact == tmp_path / "out" / "2"
     assert {n: e.kind for n, e in manifest.signatures.items()} == {"lookup": "lookup", "serving_default": "predict"}
 
 
@@ -258,8 +257,7 @@ def test_labels_of_rows_for_an_artifact(tmp_path: Path) -> None:
 
 def test_names_of_rows_from_the_toy_vocabulary(tmp_path: Path) -> None:
     artifact = write_toy_model(tmp_path / "toy" / "1")
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     assert table_vocabularies(artifact, manifest, "user") == {}
     names = vocabulary_names(table_vocabularies(artifact, manifest, "tag"), [0, 1, 3])
     assert names == {0: "(any other key)", 1: "red", 3: "blue"}

@@ -17,8 +17,8 @@ import model_export
 from model_export.errors import ExportError
 from model_export.export_model import as_source, export
 from model_export.graphs.source import lookup_devices
-from service.artifact.manifest import Manifest
 from service.artifact.row_labels import open_labels
+from tests.toy_model import manifest_of
 from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf
@@ -33,12 +33,6 @@ def two_features(**options: Any) -> Any:
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 
     return TableSource(TWO_FEATURES, **options)
-
-
-def manifest_of(artifact: Path) -> Manifest:
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
-    return manifest
 
 
 def saved_model(artifact: Path) -> Any:

@@ -17,7 +17,7 @@ from movielens import commands
 from movielens.rating_model import TrainConfig
 from movielens.ratings import Film, RatingData, User, rating_data, read_ratings, write_ratings
 from service.artifact.bundle import read_bundle
-from service.artifact.manifest import Manifest
+from tests.toy_model import manifest_of
 from tests.unit.model_export.late import Late, tf
 from tests.unit.movielens.tower_oracle import predicted
 
@@ -115,8 +115,7 @@ def test_tables_of_fewer_bits_beside_the_trained_ones_or_alone(
     run_folder: Path, tmp_path: Path, signatures: list[str] | None
 ) -> None:
     artifact = export(run_folder, tmp_path, table_dtype="int8", signatures=signatures)
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     trained = [key for key, entry in read_bundle(artifact / "variables/variables").items() if "trained/" in key]
     # Only predictions read the trained float32 tables, so an export without predictions does not have them.
     assert len(trained) == (len(manifest.tables) if signatures is None else 0)
@@ -174,8 +173,7 @@ def test_the_export_of_sharded_tables_is_that_of_whole_ones_to_the_bit(
     for before, after in zip(*answers, strict=True):
         assert before.outputs is not None and after.outputs is not None
         assert before.outputs["rating"].tobytes() == after.outputs["rating"].tobytes()
-    manifest = Manifest.read(made)
-    assert manifest is not None
+    manifest = manifest_of(made)
     assert manifest.provenance.get(module.COMPARED_ROWS_KEY) == (5 if is_large else None)
     assert set(manifest.signatures) == {"serving_default", "serve_examples", "lookup", "lookup_tpu_tensor_core"}
 

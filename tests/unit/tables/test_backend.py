@@ -14,31 +14,24 @@ import pytest
 from service.artifact.manifest import Manifest
 from service.artifact.signature_def import read_signatures
 from service.errors import ArtifactError
-from service.tables.backend import OpenedLookups, open_lookups
+from service.tables.backend import open_lookups
 from service.types import TableCounts
-from tests.core_lookups import CoreLookups
+from tests.core_lookups import CoreLookups, opened
 from tests.toy_described import write_described_model
-from tests.toy_model import rewrite_manifest, saved_model, toy_signatures, write_toy_model
+from tests.toy_model import manifest_of, rewrite_manifest, saved_model, toy_signatures, write_toy_model
 from tests.toy_policies import write_policy_model
 
 Edit = Callable[[dict[str, Any]], None]
 
 
-def open_toy(artifact: Path) -> OpenedLookups:
-    """Opens an artifact as the loader does."""
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
-    return open_lookups(artifact, manifest, read_signatures(artifact / "saved_model.pb"))
-
-
 def test_answers_lookups_and_leaves_the_rest(toy_model: Path) -> None:
-    opened = open_toy(toy_model / "1")
-    assert opened.lookup_names == {"lookup", "lookup_tpu_tensor_core"}
-    assert sorted(opened.signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
+    lookups = opened(toy_model / "1")
+    assert lookups.lookup_names == {"lookup", "lookup_tpu_tensor_core"}
+    assert sorted(lookups.signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
 
 
 def test_lookup_inputs_are_optional_and_know_their_tables(toy_model: Path) -> None:
-    signatures = open_toy(toy_model / "1").signatures
+    signatures = opened(toy_model / "1").signatures
     lookup = signatures["lookup"]
     assert lookup.kind == "lookup"
     assert lookup.required == frozenset()
@@ -52,7 +45,7 @@ def test_lookup_inputs_are_optional_and_know_their_tables(toy_model: Path) -> No
 
 
 def test_predict_inputs_stay_required_and_know_their_tables(toy_model: Path) -> None:
-    predict = open_toy(toy_model / "1").signatures["serving_default"]
+    predict = opened(toy_model / "1").signatures["serving_default"]
     assert (predict.kind, predict.required) == ("predict", set(predict.inputs))
     assert predict.inputs["user"].vocabulary_size == 5
     assert predict.inputs["tags__values"].vocabulary is not None
@@ -100,26 +93,26 @@ def faults_of(artifact: Path) -> str:
 
     What can still be served is.
     """
-    opened = open_toy(artifact)
+    lookups = opened(artifact)
     manifest = Manifest.read(artifact)
     saved = read_signatures(artifact / "saved_model.pb")
     assert manifest is not None
-    assert opened.fitting(manifest).signatures.keys() == manifest.signatures.keys() - opened.faults.keys()
-    assert opened.lookup_names.isdisjoint(opened.faults)
-    for name in opened.faults.keys() & saved.keys():
-        assert opened.signatures[name] == saved[name]
-    return "; ".join(opened.faults.values())
+    assert lookups.fitting(manifest).signatures.keys() == manifest.signatures.keys() - lookups.faults.keys()
+    assert lookups.lookup_names.isdisjoint(lookups.faults)
+    for name in lookups.faults.keys() & saved.keys():
+        assert lookups.signatures[name] == saved[name]
+    return "; ".join(lookups.faults.values())
 
 
 def test_a_signature_with_a_fault_takes_no_other_down(tmp_path: Path) -> None:
-    opened = open_toy(write_toy_model(tmp_path / "1", edit_manifest=in_lookup("user", output="u")))
-    assert opened.faults == {"lookup": "signature 'lookup' has no output 'u', which its manifest names"}
-    assert opened.lookup_names == {"lookup_tpu_tensor_core"}
+    lookups = opened(write_toy_model(tmp_path / "1", edit_manifest=in_lookup("user", output="u")))
+    assert lookups.faults == {"lookup": "signature 'lookup' has no output 'u', which its manifest names"}
+    assert lookups.lookup_names == {"lookup_tpu_tensor_core"}
 
 
 def test_a_fault_of_a_file_refuses_the_version(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="has 3 lines, its manifest says 2"):
-        open_toy(write_toy_model(tmp_path / "1", edit_manifest=in_vocabulary(size=2)))
+        opened(write_toy_model(tmp_path / "1", edit_manifest=in_vocabulary(size=2)))
 
 
 @pytest.mark.parametrize(
@@ -167,8 +160,7 @@ def test_an_output_of_unknown_rank_gets_the_manifests_shape(tmp_path: Path) -> N
     signatures = read_signatures(artifact / "saved_model.pb")
     outputs = dict(signatures["lookup"].outputs)
     outputs["tags"] = replace(outputs["tags"], shape=None)
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     described = open_lookups(
         artifact, manifest, signatures | {"lookup": replace(signatures["lookup"], outputs=outputs)}
     )
@@ -176,8 +168,8 @@ def test_an_output_of_unknown_rank_gets_the_manifests_shape(tmp_path: Path) -> N
 
 
 def test_every_kind_of_feature_of_format_2_is_described(tmp_path: Path) -> None:
-    opened = open_toy(write_policy_model(tmp_path / "1"))
-    lookup = opened.signatures["lookup"]
+    lookups = opened(write_policy_model(tmp_path / "1"))
+    lookup = lookups.signatures["lookup"]
     takes_keys = {name for name, tensor in lookup.inputs.items() if tensor.takes_keys}
     assert takes_keys == {
         *("word", "words__values", "word_path__values", "code", "codes__values", "strict_code"),
@@ -193,7 +185,7 @@ def test_every_kind_of_feature_of_format_2_is_described(tmp_path: Path) -> None:
 
 
 def test_predicts_check_what_their_graph_has_no_policy_for(tmp_path: Path) -> None:
-    predict = open_toy(write_policy_model(tmp_path / "1")).signatures["serving_default"]
+    predict = opened(write_policy_model(tmp_path / "1")).signatures["serving_default"]
     assert predict.inputs["drop_negative__values"].bounds == "upper"
     assert predict.inputs["drop_negative__values"].vocabulary_size == 4
     assert {name for name, tensor in predict.inputs.items() if tensor.takes_keys} == {
@@ -209,7 +201,7 @@ def test_bounds_follow_the_policy(tmp_path: Path, policy: str, bounds: str) -> N
     def edit(data: dict[str, Any]) -> None:
         data["signatures"]["serving_default"]["features"]["user"]["on_bad_id"] = policy
 
-    predict = open_toy(write_toy_model(tmp_path / "1", edit_manifest=edit)).signatures["serving_default"]
+    predict = opened(write_toy_model(tmp_path / "1", edit_manifest=edit)).signatures["serving_default"]
     assert predict.inputs["user"].bounds == bounds
 
 
@@ -237,7 +229,7 @@ def test_a_vocabulary_of_strings_is_none_of_integers(tmp_path: Path) -> None:
     artifact = write_policy_model(tmp_path / "1")
     rewrite_manifest(artifact, lambda data: data["vocabularies"]["word"].update(key_dtype="int64"))
     with pytest.raises(ArtifactError, match=r"words\.txt: line 1 is 'red', expected an int64"):
-        open_toy(artifact)
+        opened(artifact)
 
 
 def test_a_predict_may_take_ids_of_another_rank(tmp_path: Path) -> None:
@@ -245,7 +237,7 @@ def test_a_predict_may_take_ids_of_another_rank(tmp_path: Path) -> None:
     signatures = toy_signatures()
     signatures["serving_default"][0]["user"] = (9, (-1, 1))
     (artifact / "saved_model.pb").write_bytes(saved_model(signatures))
-    assert open_toy(artifact).signatures["serving_default"].inputs["user"].shape == (None, 1)
+    assert opened(artifact).signatures["serving_default"].inputs["user"].shape == (None, 1)
 
 
 def counts(core: CoreLookups) -> dict[str, TableCounts]:

@@ -30,6 +30,7 @@ from tests.stored_tables import DTYPES, store
 from tests.toy_model import (
     INDEX,
     SHARD,
+    manifest_of,
     masked_crc32c,
     proto_field,
     rewrite_manifest,
@@ -45,8 +46,7 @@ from tests.unit.artifact.test_bundle import table_of
 
 def open_toy(artifact: Path) -> dict[str, MappedTable]:
     """Opens the tables that an artifact's manifest names."""
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     return open_tables(artifact, manifest)
 
 

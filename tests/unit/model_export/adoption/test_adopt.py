@@ -13,9 +13,9 @@ import pytest
 
 from model_export.__main__ import main
 from model_export.errors import ExportError
-from service.artifact.manifest import Manifest
 from service.core.native_servable import compile_native
 from service.loading.loader import ServableLoader
+from tests.toy_model import manifest_of
 from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf
@@ -80,13 +80,6 @@ def spec_file(folder: Path, text: str) -> Path:
     path = folder / "spec.toml"
     path.write_text(text)
     return path
-
-
-def manifest_of(artifact: Path) -> Manifest:
-    """Reads an artifact's manifest."""
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
-    return manifest
 
 
 def served(artifact: Path, signature: str, inputs: Mapping[str, Any]) -> dict[str, list[Any]]:

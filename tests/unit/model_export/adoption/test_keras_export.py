@@ -18,6 +18,7 @@ from model_export.export_model import export
 from service.artifact.manifest import Manifest
 from service.core.native_servable import compile_native
 from service.loading.loader import ServableLoader
+from tests.toy_model import manifest_of
 
 pytestmark = pytest.mark.tf
 
@@ -65,13 +66,6 @@ def batch() -> dict[str, np.ndarray]:
         "item": np.array([[4], [0], [3]]),
         "price": np.array([[1], [2], [0.5]], np.float32),
     }
-
-
-def manifest_of(artifact: Path) -> Manifest:
-    """Returns an artifact's manifest."""
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
-    return manifest
 
 
 def served(artifact: Path, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

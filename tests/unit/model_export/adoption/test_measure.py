@@ -12,13 +12,13 @@ import pytest
 
 from model_export.adoption import measure
 from model_export.adoption.summary import Served
-from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor
 from service.core.choice import has_core
 from service.core.native_servable import compile_native
 from service.process import trial
 from service.process.trial import Answer, Rates
+from tests.toy_model import manifest_of
 
 pytestmark = [pytest.mark.tf, pytest.mark.skipif(not has_core(), reason="the native core is not built")]
 
@@ -31,8 +31,7 @@ def outputs(answer: bytes) -> dict[str, Any]:
 
 def timed(tower_version: Path, compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Served]:
     """Returns how `measured` serves each signature if `compare` stands for the comparison of rates."""
-    manifest = Manifest.read(tower_version)
-    assert manifest is not None
+    manifest = manifest_of(tower_version)
     monkeypatch.setattr(trial, "compare_runs", compare)
     served = {name: Served(entry) for name, entry in manifest.signatures.items()}
     return measure.measured(tower_version, manifest, served, lambda line: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,12 @@ from model_export.adoption.reading import Reading
 from model_export.adoption.roles import Roles
 from model_export.errors import ExportError
 from service.artifact.hashes import fingerprint64
-from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry, VocabularyEntry
+from service.artifact.manifest import LookupFeature, SignatureEntry, VocabularyEntry
 from service.core.native_servable import compile_native
 from service.graph.flat_graph import flatten
 from service.loading.loader import ServableLoader
 from service.types import Array, SignatureSpec, TensorSpec
+from tests.toy_model import manifest_of
 from tests.unit.model_export.late import Late
 
 pytestmark = pytest.mark.tf
@@ -229,67 +229,24 @@ def test_every_row_of_the_table_is_tested() -> None:
     assert FORMS.keys() == MATRIX.keys()
 
 
-def faults(op: str, tensors: dict[tuple[str, str], str], reading: Reading) -> list[str]:
-    """Returns the kinds of tensors for which an op does not have the meaning that MATRIX says."""
-    found = []
-    for kind, wanted in (pair.split(":") for pair in MATRIX[op][1].split()):
-        try:
-            value = reading.value(tensors[op, kind])
-        except NotRead:
-            found += [kind] if wanted != "!" else []
-            continue
-        is_right = value.kind == wanted
-        if is_right and wanted == "K":
-            order, is_same_shape = MOVED.get(op, ("input", True))
-            is_right = (value.order == "input", value.shape == "input") == (order == "input", is_same_shape)
-        found += [] if is_right else [kind]
-    return found
-
-
 @pytest.mark.parametrize("op", MATRIX)
 def test_an_op_has_its_meaning_for_each_kind_and_no_other(
     op: str, made: tuple[dict[tuple[str, str], str], Callable[[], Reading]]
 ) -> None:
     tensors, read = made
-    assert faults(op, tensors, read()) == []
-
-
-# Kinds that a row of the table does not name, and that another rule of the reader refuses, too: a row that named them
-# by mistake would permit nothing wrong.
-REFUSED_TWICE = {
-    # Vectors are only scaled and selected, and their squares only added up.
-    **{op: "VQ" for op, form in FORMS.items() if form.rule == "mapped"},
-    **dict.fromkeys(("DivNoNan", "Mul", "RealDiv", "Select", "SelectV2", "Square"), "Q"),
-    # These two have no such inputs but behind ops that refuse them.
-    "StringToHashBucketFast": "W",
-    **dict.fromkeys(("LogicalAnd", "LogicalOr", "LogicalNot", "LookupTableFindV2"), ""),
-    # One tensor is moved; parts are distributed and put together by rules of their own.
-    **dict.fromkeys(("Pack", "ConcatV2", "DynamicPartition", "DynamicStitch", "ParallelDynamicStitch"), "KWVQN"),
-    "SparseReshape": "K",
-}
-
-
-@pytest.mark.parametrize("op", MATRIX)
-def test_a_broken_row_of_the_table_is_found(
-    op: str, made: tuple[dict[tuple[str, str], str], Callable[[], Reading]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Breaks a row in each way: left out, one kind less for each that it names, one kind more for each other."""
-    tensors, read = made
-    row = FORMS[op]
-    named = [pair.split(":") for pair in MATRIX[op][1].split()]
-    with monkeypatch.context() as patch:
-        patch.delitem(FORMS, op)  # type: ignore[arg-type]
-        assert faults(op, tensors, read()) == [kind for kind, wanted in named if wanted != "!"]
-    survived = ""
-    for kind, _ in named:
-        if kind == "L":
+    reading, faults = read(), []
+    for kind, wanted in (pair.split(":") for pair in MATRIX[op][1].split()):
+        try:
+            value = reading.value(tensors[op, kind])
+        except NotRead:
+            faults += [kind] if wanted != "!" else []
             continue
-        on = row.on.replace(kind, "") if kind in row.on else row.on + kind
-        with monkeypatch.context() as patch:
-            patch.setitem(FORMS, op, dataclasses.replace(row, on=on))  # type: ignore[arg-type]
-            if not faults(op, tensors, read()):
-                survived += kind
-    assert survived == REFUSED_TWICE.get(op, "")
+        is_right = value.kind == wanted
+        if is_right and wanted == "K":
+            order, is_same_shape = MOVED.get(op, ("input", True))
+            is_right = (value.order == "input", value.shape == "input") == (order == "input", is_same_shape)
+        faults += [] if is_right else [kind]
+    assert faults == []
 
 
 def test_keys_of_two_places_are_not_combined() -> None:
@@ -732,8 +689,8 @@ def versions(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 @pytest.mark.parametrize("name", COMBINED)
 def test_a_lookup_gives_the_bits_of_tensorflow(versions: tuple[Path, Path], name: str) -> None:
     original, adopted = versions
-    manifest = Manifest.read(adopted)
-    assert manifest is not None and manifest.signatures[name].kind == "lookup"
+    manifest = manifest_of(adopted)
+    assert manifest.signatures[name].kind == "lookup"
     servable = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("model", 1, adopted)
     assert servable.native is not None
     random = np.random.default_rng(6)

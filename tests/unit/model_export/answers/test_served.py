@@ -10,20 +10,19 @@ import numpy as np
 import pytest
 
 from model_export.answers.served import ServedAnswers, ServedRefusedError
-from service.artifact.manifest import LookupFeature, Manifest
+from service.artifact.manifest import LookupFeature
 from service.errors import ArtifactError
 from service.process import trial
 from service.types import TensorSpec
 from tests.stored_tables import store
-from tests.toy_model import toy_tables, write_toy_model
+from tests.toy_model import manifest_of, toy_tables, write_toy_model
 
 TAGS = {"tags__values": np.array([1, 2, 3]), "tags__row_splits": np.array([0, 2, 3])}
 
 
 def opened(folder: Path) -> ServedAnswers:
     """Opens the toy model, of which only the lookups are described."""
-    manifest = Manifest.read(folder)
-    assert manifest is not None
+    manifest = manifest_of(folder)
     del manifest.signatures["serving_default"]  # type: ignore[attr-defined]
     return ServedAnswers(folder, manifest)
 

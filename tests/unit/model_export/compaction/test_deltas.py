@@ -16,22 +16,15 @@ from model_export.compaction.deltas import write_delta
 from model_export.errors import ExportError
 from model_export.parity.integrity import integrity_faults
 from service.artifact.delta_file import fingerprint_of
-from service.artifact.manifest import Manifest
 from service.tables.table import open_tables
 from service.types import ModelRef
 from tests.deltas import delta_bytes, drop
 from tests.integration.process import ROOT
-from tests.toy_model import stored_numbers, variable_name, write_toy_model
+from tests.toy_model import manifest_of, stored_numbers, variable_name, write_toy_model
 from tests.unit.deltas.conftest import Served
 from tests.unit.deltas.test_version_deltas import upsert
 
 TOY = ModelRef("toy")
-
-
-def manifest_of(version: Path) -> Manifest:
-    manifest = Manifest.read(version)
-    assert manifest is not None
-    return manifest
 
 
 @pytest.fixture

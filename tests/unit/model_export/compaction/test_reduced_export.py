@@ -19,6 +19,7 @@ from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.artifact.signature_def import read_signatures
 from service.tables.backend import open_lookups
 from tests.core_lookups import CoreLookups
+from tests.toy_model import manifest_of
 
 pytestmark = pytest.mark.tf
 
@@ -44,8 +45,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def opened(artifact: Path) -> tuple[Manifest, Any]:
     """Opens an artifact as the server does; returns its manifest and its lookups."""
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     return manifest, open_lookups(artifact, manifest, read_signatures(artifact / "saved_model.pb"))
 
 
@@ -111,8 +111,8 @@ def test_predictions_read_the_trained_table(exported: tuple[str, Path], loaded: 
 
 def test_an_artifact_whose_scales_are_not_as_told_is_found_out(exported: tuple[str, Path]) -> None:
     dtype, artifact = exported
-    manifest = Manifest.read(artifact)
-    assert manifest is not None and integrity_faults(artifact, manifest) == []
+    manifest = manifest_of(artifact)
+    assert integrity_faults(artifact, manifest) == []
     data = json.loads((artifact / MANIFEST_PATH).read_text())
     data["provenance"]["reduced_tables"]["item"]["largest_error"] = 1.0
     faults = integrity_faults(artifact, Manifest.from_json(json.dumps(data)))

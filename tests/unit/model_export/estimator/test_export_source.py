@@ -25,7 +25,8 @@ from model_export.graphs.signature_runner import read_saved_model
 from model_export.graphs.source import LookupPlan, PredictSignature, lookup_entry
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import StochasticGradientDescentParameters
-from service.artifact.manifest import MANIFEST_PATH, Manifest
+from service.artifact.manifest import MANIFEST_PATH
+from tests.toy_model import manifest_of
 from tests.unit.model_export.estimator.small_model import (
     ROWS,
     TABLE_NAME,
@@ -195,8 +196,7 @@ def test_lookups_read_tables_of_fewer_bits_and_heads_the_checkpoints(
     tmp_path: Path, source: EstimatorSource, dtype: str
 ) -> None:
     artifact = export(source, tmp_path, table_dtype=dtype)
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     assert {table.dtype for table in manifest.tables.values()} == {dtype}
     assert {name for name, parity in manifest.parity.items() if parity["cases"]} == set(manifest.signatures)
 
@@ -242,8 +242,7 @@ def test_a_version_is_the_time_or_one_more_and_holds_lookups_heads_and_extra_fil
     assert sorted(path.name for path in base.iterdir()) == ["1234", "1235"]
     assert (base / "1235" / "assets.extra" / "notes" / "one.txt").read_text() == "hello"
     assert tags_of(base / "1235") == [["serve"], ["serve", "tpu"]]
-    manifest = Manifest.read(base / "1235")
-    assert manifest is not None
+    manifest = manifest_of(base / "1235")
     assert set(manifest.signatures) == {"lookup", "lookup_tpu_tensor_core", "serving_default"}
     assert manifest.provenance["step"] == 0
     assert "assets.extra/notes/one.txt" in manifest.files
@@ -259,8 +258,8 @@ def test_without_a_spec_and_without_a_tpu_there_are_the_heads_only(tmp_path: Pat
     )
     version = Path(estimator.export_saved_model(tmp_path, parsing))
     assert tags_of(version) == [["serve"]]
-    manifest = Manifest.read(version)
-    assert manifest is not None and set(manifest.signatures) == {"serving_default"}
+    manifest = manifest_of(version)
+    assert set(manifest.signatures) == {"serving_default"}
 
 
 def test_export_to_cpu_false_writes_the_tpu_graph_alone_and_no_manifest(tmp_path: Path, model_dir: str) -> None:

@@ -16,7 +16,7 @@ from model_export.exporter.versions import COMPARED_ROWS_KEY
 from model_export.importers import import_tables as module
 from model_export.importers.import_tables import import_summary
 from model_export.parity.saved_table import read_tables
-from service.artifact.manifest import Manifest
+from tests.toy_model import manifest_of
 from tests.unit.model_export.importers.reading import matrix, small_chunks
 from tests.unit.model_export.late import tf
 
@@ -52,8 +52,7 @@ def test_an_import_is_an_artifact_that_verifies(
         clock=lambda: CREATED,
     )
     assert folder == tmp_path / "m" / "1" and [path.name for path in (tmp_path / "m").iterdir()] == ["1"]
-    manifest = Manifest.read(folder)
-    assert manifest is not None
+    manifest = manifest_of(folder)
     assert manifest.provenance["imported_from"] == {"user": "user.npy", "tag": "tag.npy"}
     assert manifest.provenance["created"] == "2024-05-06T07:08:09+00:00"
     assert manifest.provenance.get(COMPARED_ROWS_KEY) == (3 if is_large else None)
@@ -98,8 +97,7 @@ def test_a_table_of_int4_keeps_two_numbers_a_byte(
     rows = np.array([[7, -3, 0], [3.5, 0.5, -1], [0, 0, 0], [-7, 5, 1]], np.float32)
     np.save(tmp_path / "user.npy", rows)
     folder = model_export.import_tables(tmp_path / "m", {"user": f"{tmp_path}/user.npy"}, table_dtype="int4")
-    manifest = Manifest.read(folder)
-    assert manifest is not None
+    manifest = manifest_of(folder)
     table = manifest.tables["user"]
     assert (table.dtype, table.embedding_dim, table.nbytes) == ("int4", 3, 8)
     assert manifest.provenance["reduced_tables"]["user"]["largest_error"] == 0
@@ -115,8 +113,8 @@ def test_numbers_that_are_nan_are_allowed_when_asked(tmp_path: Path) -> None:
         model_export.import_tables(tmp_path / "m", {"user": f"{tmp_path}/user.npy"})
     assert not (tmp_path / "m").exists()
     folder = model_export.import_tables(tmp_path / "m", {"user": f"{tmp_path}/user.npy"}, allow_nonfinite=True)
-    manifest = Manifest.read(folder)
-    assert manifest is not None and manifest.provenance["nonfinite_values"] == {"user": 2}
+    manifest = manifest_of(folder)
+    assert manifest.provenance["nonfinite_values"] == {"user": 2}
 
 
 @pytest.mark.parametrize(

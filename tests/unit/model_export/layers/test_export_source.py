@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from model_export.errors import ExportError
-from service.artifact.manifest import Manifest
+from tests.toy_model import manifest_of
 from tests.unit.model_export.late import Late, TPUEmbedding, embedding, legacy, tables, tf, tfrs
 from tests.unit.model_export.layers.reference import (
     combined,
@@ -282,8 +282,7 @@ def test_without_examples_where_an_input_has_no_fixed_length() -> None:
 
 
 def test_lookups_read_tables_of_fewer_bits_and_predictions_the_layers(tmp_path: Path) -> None:
-    manifest = Manifest.read(export(keyed_model(), tmp_path, table_dtype="int8", max_ids_per_row=4))
-    assert manifest is not None
+    manifest = manifest_of(export(keyed_model(), tmp_path, table_dtype="int8", max_ids_per_row=4))
     assert {table.dtype for table in manifest.tables.values()} == {"int8"}
     assert {name for name, parity in manifest.parity.items() if parity["cases"]} == set(manifest.signatures)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model_export.errors import ExportError
-from service.artifact.manifest import Manifest
+from tests.toy_model import manifest_of
 from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf
@@ -142,8 +142,7 @@ def test_what_does_not_fit_is_refused(keras_rs: Any) -> None:
 def test_a_models_prediction_is_exported(keras_rs: Any, build: Any, output: str, tmp_path: Path) -> None:
     model = build(layer_of(keras_rs))
     artifact = export(model, tmp_path, inputs=BATCH if build is subclassed else None)
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     assert {name: entry["reference"] for name, entry in manifest.parity.items()} == {
         "lookup": "oracle",
         "serving_default": "recorded answers",
@@ -165,5 +164,5 @@ def test_a_prediction_is_never_left_out_silently(keras_rs: Any, tmp_path: Path) 
     with pytest.raises(ExportError, match=r"does not tell its inputs: give inputs=.*signatures=\['lookup'\] exports"):
         export(model, tmp_path)
     assert not list(tmp_path.iterdir())
-    manifest = Manifest.read(export(model, tmp_path, signatures=["lookup"]))
-    assert manifest is not None and set(manifest.signatures) == {"lookup"}
+    manifest = manifest_of(export(model, tmp_path, signatures=["lookup"]))
+    assert set(manifest.signatures) == {"lookup"}

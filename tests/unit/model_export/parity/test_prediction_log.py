@@ -10,7 +10,8 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.export_model import export
-from service.artifact.manifest import LookupDevice, Manifest
+from service.artifact.manifest import LookupDevice
+from tests.toy_model import manifest_of
 
 pytestmark = pytest.mark.tf
 
@@ -108,8 +109,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
 
 
 def test_the_manifest_counts_both_files(artifact: Path) -> None:
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     assert {name for name in manifest.files if name.startswith("assets.extra/")} == {
         "assets.extra/recorded_predictions",
         "assets.extra/tf_serving_warmup_requests",

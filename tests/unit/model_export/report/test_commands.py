@@ -14,9 +14,8 @@ import pytest
 from model_export.__main__ import main
 from model_export.report.table_files import SlicedRows, declared_tables, map_table, matrix_variables
 from model_export.statistics.table_health import table_health
-from service.artifact.manifest import Manifest
 from service.errors import ArtifactError
-from tests.toy_model import SHARD, toy_tables, write_bundle
+from tests.toy_model import SHARD, manifest_of, toy_tables, write_bundle
 from tests.unit.model_export.report.test_renderings import write_statistics
 
 
@@ -176,8 +175,7 @@ def test_a_good_artifact_is_verified_and_the_parity_is_the_fresh_one(
 
 
 def test_declared_tables_are_read_as_they_lie(artifact: Path) -> None:
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     tables = declared_tables(manifest)
     assert [(table.name, table.features) for table in tables] == [
         ("user", ("user",)),
@@ -215,15 +213,13 @@ def test_variables_of_a_foreign_model_are_its_float_matrices(tmp_path: Path) -> 
     ],
 )
 def test_what_can_not_be_read_says_why(artifact: Path, change: dict[str, object], message: str) -> None:
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     with pytest.raises(ArtifactError, match=message):
         map_table(artifact, dataclasses.replace(declared_tables(manifest)[0], **change))  # type: ignore[arg-type]
 
 
 def test_a_shard_that_was_cut_is_refused_before_it_is_mapped(artifact: Path) -> None:
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
+    manifest = manifest_of(artifact)
     (artifact / SHARD).write_bytes((artifact / SHARD).read_bytes()[:-1])
     with pytest.raises(ArtifactError, match="it ends at byte"):
         map_table(artifact, max(declared_tables(manifest), key=lambda table: table.offset))
