@@ -1,4 +1,6 @@
-"""Writes docs/settings.md from the class service.configuration.settings.Settings; `--check` only compares the file."""
+"""Writes docs/settings.md from the class service.configuration.settings.Settings, and the table of flags in
+docs/from-tensorflow-serving.md; `--check` only compares the files.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ HEAD = """\
 
 Each setting is a flag (`--port=8500`) and an environment variable (`EMB_PORT=8500`); the flag wins. The server does not
 start if a variable that begins with `EMB_` is none of these, or if a value is out of its range: the message lists every
-fault. A flag with a name of TensorFlow Serving's has the same meaning as there.
+fault. A flag with a name of TensorFlow Serving's has the same meaning as there;
+[from-tensorflow-serving.md](from-tensorflow-serving.md) lists its flags that are no settings here.
 
 This file is generated from `service/configuration/settings.py` (`make generated`).
 """
@@ -29,30 +32,27 @@ SECTION_HEAD = """
 |---|---|---|---|
 """
 
-FOREIGN_HEAD = """
-## Flags of tensorflow_model_server that are no settings here
-
-The server accepts these flags, so that you can keep the command line of a tensorflow_model_server. The log names each
-flag that has no effect. A flag that is refused stops the start, unless its value is empty or false. `--version` prints
-the version and ends.
-
-| Flag | Here | |
-|---|---|---|
-"""
+FOREIGN_PAGE = "from-tensorflow-serving.md"
+FOREIGN_HEAD = "| Flag | Here | |\n|---|---|---|\n"
 
 
 def table() -> str:
     """Returns the page."""
     types = get_type_hints(Settings)
-    settings = "".join(_row(setting, types[setting.name]) for setting in dataclasses.fields(Settings))
+    return HEAD + "".join(_row(setting, types[setting.name]) for setting in dataclasses.fields(Settings))
+
+
+def foreign_page() -> str:
+    """Returns the page about TensorFlow Serving with the present rows in its table of flags."""
     names: dict[tuple[bool, str], list[str]] = {}
     for name, flag in FOREIGN_FLAGS.items():
         names.setdefault((flag.is_refused, flag.why), []).append(f"`--{name}`")
-    foreign = "".join(
+    rows = "".join(
         f"| {', '.join(same)} | {'refused' if is_refused else 'no effect'} | {why} |\n"
         for (is_refused, why), same in names.items()
     )
-    return HEAD + settings + FOREIGN_HEAD + foreign
+    before, _, after = (generated_page.DOCS / FOREIGN_PAGE).read_text().partition(FOREIGN_HEAD)
+    return before + FOREIGN_HEAD + rows + after[after.index("\n## ") :]
 
 
 def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
@@ -73,4 +73,4 @@ def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(generated_page.run({"settings.md": table()}))
+    sys.exit(generated_page.run({"settings.md": table(), FOREIGN_PAGE: foreign_page()}))

@@ -97,6 +97,13 @@ def test_links_lead_somewhere() -> None:
     faultless(fault for document in DOCUMENTS for fault in _dead_links(document))
 
 
+def test_the_first_page_lists_all_pages_by_their_titles() -> None:
+    listed = " ".join((ROOT / "docs/README.md").read_text().split())
+    pages = {page.name: page.read_text().partition("\n")[0].lstrip("# ") for page in (ROOT / "docs").glob("*.md")}
+    del pages["README.md"]
+    faultless(f"{page}: not listed" for page, title in pages.items() if f"[{title}]({page})" not in listed)
+
+
 def _dead_links(document: Path) -> Iterator[str]:
     where = document.relative_to(ROOT)
     for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):

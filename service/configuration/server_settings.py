@@ -51,9 +51,9 @@ class ServerSettings:
     )
     strict: bool = setting(
         False,
-        "Whether the start ends with exit status 1 if a model's base path has no version to load, and a version is not "
-        "loaded that has a predict which no request can run. Else the server waits for a version, as TensorFlow "
-        "Serving does, and serves the version's other signatures.",
+        "Whether the start fails (exit status 1) if a model has no version to load, and a version is refused if one of "
+        "its predicts can not be run. Else the server waits for a version, as TensorFlow Serving does, and serves the "
+        "signatures that it can run.",
     )
     strict_readiness: bool = setting(False, "Whether readiness needs every model to answer, and not only one of them.")
     strict_shapes: bool = setting(

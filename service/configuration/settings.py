@@ -43,7 +43,9 @@ class ListenerSettings(ServerSettings):
         1024,
         1 << 62,
     )
-    max_queued_requests: int = setting(1024, "Requests that may wait for a thread, on each wire.", 0, 1_000_000)
+    max_queued_requests: int = setting(
+        1024, "Requests that may wait for a thread, of HTTP and of gRPC each.", 0, 1_000_000
+    )
     max_long_calls: int = setting(
         8192, "gRPC calls without end, such as health watches, of all clients; one address has a tenth.", 1, 1_000_000
     )
@@ -106,7 +108,7 @@ class ListenerSettings(ServerSettings):
     )
     shutdown_delay_s: float = setting(
         0.0,
-        "Seconds at shutdown between failing readiness on every wire and closing ports, for load balancers to notice.",
+        "Seconds at shutdown between failing readiness and closing ports, for load balancers to notice.",
         0,
         3600,
     )

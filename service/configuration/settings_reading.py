@@ -70,7 +70,7 @@ FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
     "platform_config_file": ForeignFlag(str, "the only platform is tensorflow", is_refused=True),
     "prefer_tflite_model": ForeignFlag(bool, _NO_TFLITE),
     "remove_unused_fields_from_bundle_metagraph": ForeignFlag(bool, "a MetaGraph is not kept in memory"),
-    "rest_api_num_threads": ForeignFlag(int, "--threads sets the threads for both wires"),
+    "rest_api_num_threads": ForeignFlag(int, "--threads sets the threads for HTTP and gRPC"),
     "skip_initialize_tpu": ForeignFlag(bool, "no TPU is used", idle=True),
     "tensorflow_session_config_file": ForeignFlag(
         str, "the session's threads are set by --tensorflow_intra_op_parallelism and --tensorflow_inter_op_parallelism"

@@ -256,7 +256,7 @@ class NeighborsRequest(RootModel[NeighborsOfIds | NeighborsOfKeys | NeighborsOfV
 
 
 class NeighborsResponse(Closed):
-    ids: list[list[int]] = like([[172, 181, 174]], "For each query the nearest rows, the nearest first.")
+    ids: list[list[int]] = like([[172, 99, 183]], "For each query the nearest rows, the nearest first.")
     scores: list[Numbers] = like([[0.97, 0.96, 0.91]], "Their scores; null if infinite.")
     keys: list[list[str | int | Base64 | None]] = optional(
         "Their keys, if the table has a vocabulary; null for a row without a key."
