@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 
 from tests.integration.process import PACE_S, PATIENCE_S, ServerProcess
 
@@ -99,9 +98,7 @@ class Load:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over.set()
         for thread in self._threads:
             thread.join(PATIENCE_S)
