@@ -267,14 +267,6 @@ def unused_ports(count: int) -> list[int]:
     return ports
 
 
-def is_running(pid: int) -> bool:
-    """Says whether a process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def until(is_so: Any) -> None:
     """Waits until a callable returns true; fails after PATIENCE_S.
 
