@@ -36,7 +36,6 @@ INDEX = Path("variables/variables.index")
 SHARD = Path("variables/variables.data-00000-of-00001")
 TAG_STRINGS = ("red", "green", "blue")
 COMBINERS = {"tags": "mean", "tags_sum": "sum", "tags_sqrtn": "sqrtn"}
-MAX_IDS_PER_ROW = 3
 BATCH_SIZES = (1, 4)
 
 _FLOAT, _INT32, _INT64 = 1, 3, 9

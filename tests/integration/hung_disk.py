@@ -11,7 +11,6 @@ import os
 import struct
 import threading
 from pathlib import Path
-from types import TracebackType
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MS_RDONLY, _MNT_DETACH = 1, 2
@@ -71,9 +70,7 @@ class HungDisk:
     def __enter__(self) -> HungDisk:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
         _libc.umount2(bytes(self.mount), _MNT_DETACH)
         self._thread.join()

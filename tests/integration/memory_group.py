@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 _ROOT = Path("/sys/fs/cgroup")
 # Seconds to wait until the kernel notices that the last process of a control group has ended.
@@ -71,9 +70,7 @@ class MemoryGroup:
     def __enter__(self) -> MemoryGroup:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         end_s = time.monotonic() + _PATIENCE_S
         while True:
             try:

@@ -6,7 +6,6 @@ import gzip
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -70,9 +69,7 @@ class Collector:
         self._grpc.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._grpc.stop(0).wait()
         self._http.shutdown()
         self._http.server_close()

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -172,9 +171,7 @@ class ServerProcess:
     def __enter__(self) -> ServerProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name in ("http", "channel"):
             if hasattr(self, name):
                 getattr(self, name).close()
@@ -268,14 +265,6 @@ def unused_ports(count: int) -> list[int]:
         if port not in ports:
             ports.append(port)
     return ports
-
-
-def is_running(pid: int) -> bool:
-    """Says whether a process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def until(is_so: Any) -> None:

@@ -6,9 +6,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 
-from tests.integration.process import PACE_S, PATIENCE_S, ServerProcess
+from tests.integration.process import PATIENCE_S, ServerProcess
 
 LOOKUP = b"POST /v1/models/default:lookup HTTP/1.1\r\nhost: x\r\n"
 BODY = b'{"features": {"user": [1, 2]}}'
@@ -70,38 +69,3 @@ def endless(piece: bytes) -> Iterator[bytes]:
     """Yields a piece again and again, up to a gigabyte in all."""
     for _ in range((1 << 30) // len(piece)):
         yield piece
-
-
-class Load:
-    """Sends lookups from a thread while a test runs; a wrong answer fails the test."""
-
-    def __init__(self, server: ServerProcess, connections: int = 2) -> None:
-        self._server = server
-        self._is_over = threading.Event()
-        self.answers = 0
-        self.failures: list[object] = []
-        self._threads = [threading.Thread(target=self._run) for _ in range(connections)]
-
-    def _run(self) -> None:
-        expected = self._server.lookup({"user": [1, 2]})
-        while not self._is_over.wait(PACE_S):
-            try:
-                got = self._server.lookup({"user": [1, 2]})
-            except Exception as error:
-                self.failures.append(error)
-                return
-            if got != expected:
-                self.failures.append(got)
-            self.answers += 1
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)

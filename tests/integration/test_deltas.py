@@ -25,7 +25,6 @@ from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, u
 
 MODEL = "/v1/models/default"
 USERS = [0, 1, 2, 3, 4]
-TAGS = [0, 1, 2, 3]
 
 
 def change(server: ServerProcess, table: str, ids: list[int], rows: Any, **more: Any) -> httpx.Response:

@@ -33,7 +33,6 @@ adopt = Late("model_export.adoption.adopt", "adopt")
 open_signatures = Late("model_export.graphs.signature_runner", "open_signatures")
 
 # The kinds: L layout, K keys, W weights, V vectors, Q their squares, N their norms; C constants.
-KINDS = "LKWVQN"
 # Op -> (how it is applied to a tensor x, expected kind of the result by kind of x). "!": the op ends the description.
 # A kind that is left out can not be the op's input, by its dtype or rank. p has the placeholders of `tensors`.
 Apply = Callable[[Any, Any, Any], Any]

@@ -17,14 +17,11 @@ from model_export.errors import ExportError
 from model_export.parity.integrity import integrity_faults
 from service.artifact.delta_file import fingerprint_of
 from service.tables.table import open_tables
-from service.types import ModelRef
 from tests.deltas import delta_bytes, drop
 from tests.integration.process import ROOT
 from tests.toy_model import manifest_of, stored_numbers, variable_name, write_toy_model
 from tests.unit.deltas.conftest import Served
 from tests.unit.deltas.test_version_deltas import upsert
-
-TOY = ModelRef("toy")
 
 
 @pytest.fixture
