@@ -5,7 +5,8 @@
 Two servers read the cluster, and one of them takes an upsert every tenth of a second. Readers ask both servers for
 random rows and for the rows that are upserted. A row is stale if it is older than an upsert that was visible a second
 before the request; it is wrong if it is neither the version's own nor any upsert's. Recovery is the time from the
-beginning of the fault to the end of the last failed request.
+beginning of the fault to the end of the last failed request. At the end, the history of all reads is checked as that of
+simulated clusters is: docs/faults.md.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -41,6 +45,11 @@ _UPSERT_EVERY_S = 0.1
 _STALE_S = 1.0
 # Number of hash slots that the fault moves from one primary to another.
 _MOVED = 8
+# A read is in the history if its reader's last one that is there began so long before.
+_NOTED_EVERY_S = 0.05
+# In the history: what a row's age may be, and for how long a primary takes changes that another one replaces
+# (cluster-node-timeout).
+_OLDEST_S, _NODE_TIMEOUT_S = 2.0, 1.0
 _PASSWORD = "first"
 # The name of the first counts, which are taken before any fault.
 NO_FAULT = "no fault"
@@ -75,10 +84,52 @@ class Tally:
         return max(self.last_failure_s - self.begin_s, 0.0)
 
 
+class History:
+    """What was read and upserted, as `native/src/clusters/simulation/history.rs` checks it."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._begin_s = time.monotonic()
+
+    def change(self, version: str, number: int, acknowledged_s: float | None) -> None:
+        """Notes an upsert; None: it was not acknowledged."""
+        at = "-" if acknowledged_s is None else self._us(acknowledged_s)
+        self.lines += [f"change {_cell(version, row)} {number} {at} -" for row in range(_CHANGED)]
+
+    def read(self, version: str, numbers: Sequence[int], begin_s: float, end_s: float) -> None:
+        """Notes the upserts that the changed rows of an answer are of."""
+        times = f"{self._us(begin_s)} {self._us(end_s)} {round(_OLDEST_S * 1e6)}"
+        self.lines += [f"read {_cell(version, row)} {number} {times}" for row, number in enumerate(numbers)]
+
+    def loss(self, begin_s: float, end_s: float) -> None:
+        """Notes that between two moments a replica took over, or a node lost its rows."""
+        self.lines.append(f"loss {self._us(begin_s)} {self._us(end_s + _NODE_TIMEOUT_S)}")
+
+    def check(self) -> str:
+        """Returns what the checker of the simulations says: "" if no promise is broken."""
+        if shutil.which("cargo") is None:
+            return "not checked, because cargo is not installed"
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write("\n".join(self.lines))
+            file.flush()
+            command = ["cargo", "test", "--locked", "--lib", "clusters::simulation::history", "--", "--nocapture"]
+            environ = {**os.environ, "HISTORY": file.name}
+            native = Path(__file__).resolve().parents[1] / "native"
+            done = subprocess.run(command, cwd=native, env=environ, capture_output=True, text=True)
+        return "" if done.returncode == 0 else done.stdout + done.stderr
+
+    def _us(self, at_s: float) -> int:
+        return round((at_s - self._begin_s) * 1e6)
+
+
+def _cell(version: str, row: int) -> int:
+    return int(version) * _CHANGED + row
+
+
 class Load:
     """Load of a fault test: threads that look up rows on two servers, and a thread that sends upserts.
 
-    tally: their counts; the caller sets a new Tally for each fault.
+    tally: their counts; the caller sets a new Tally for each fault. history: what they read and wrote.
 
     Args:
       rows: version -> its rows.
@@ -87,6 +138,7 @@ class Load:
 
     def __init__(self, servers: Sequence[LiveServer], rows: dict[str, np.ndarray], period_s: float) -> None:
         self.tally = Tally()
+        self.history = History()
         self._period_s = period_s
         self._servers = servers
         # Version -> its rows.
@@ -115,7 +167,7 @@ class Load:
         server = _Connection(self._servers[number % len(self._servers)].http.removeprefix("http://"))
         changed = np.arange(_CHANGED)
         num_rows = min(len(rows) for rows in self._rows.values())
-        begin_s = 0.0
+        begin_s = noted_s = 0.0
         while not self._is_over:
             time.sleep(max(0.0, begin_s + self._period_s - time.monotonic()))
             ids = np.concatenate([changed, random.integers(_CHANGED, num_rows, _IDS)])
@@ -132,11 +184,17 @@ class Load:
                     tally.why[why] = tally.why.get(why, 0) + 1
                     continue
             found = np.array(answer["embeddings"]["user"], np.float32)
-            self._judge(tally, version, begin_s, ids, found)
+            numbers = self._judge(tally, version, begin_s, ids, found)
+            if begin_s >= noted_s + _NOTED_EVERY_S:
+                noted_s = begin_s
+                with self._changing:
+                    self.history.read(version, numbers, begin_s, time.monotonic())
         server.close()
 
-    def _judge(self, tally: Tally, version: str, begin_s: float, ids: np.ndarray, found: np.ndarray) -> None:
+    def _judge(self, tally: Tally, version: str, begin_s: float, ids: np.ndarray, found: np.ndarray) -> list[int]:
+        """Counts stale and wrong rows; returns the number of the upsert of each changed row, 0 for none."""
         rows = self._rows[version]
+        numbers = []
         wrong = int((found[_CHANGED:] != rows[ids[_CHANGED:]]).any(axis=1).sum())
         stale = 0
         with self._changing:
@@ -149,10 +207,12 @@ class Load:
             if number and not (vector[1] == -number and 0 < number <= sent):
                 wrong += 1
             stale += number < due
+            numbers.append(number)
         with self._changing:
             tally.versions.add(version)
             tally.wrong_rows += wrong
             tally.stale_rows += stale
+        return numbers
 
     def _write(self) -> None:
         server = _Connection(self._servers[0].admin)
@@ -168,6 +228,12 @@ class Load:
             status, _, answer = server.post("/v1/models/toy/tables/user:upsert", body)
             with self._changing:
                 tally.upserts += 1
+                is_visible = status == 200 and answer["is_visible"]
+                if is_visible:
+                    self.history.change(str(answer["version"]), number, time.monotonic())
+                else:
+                    for version in self._rows:
+                        self.history.change(version, number, None)
                 if status == 200 and answer["is_visible"]:
                     self._visible[str(answer["version"])].append((time.monotonic(), number))
                 elif status != 200:
@@ -205,6 +271,7 @@ class Stage:
     """A cluster, and the model versions in it.
 
     seconds: for how long a fault lasts at least. view: sees the present fault. secret: file of the cluster's password.
+    losses_s: moments at which replicas had taken over, or a node was empty.
     """
 
     cluster: Cluster
@@ -216,6 +283,7 @@ class Stage:
     address: StoreAddress
     seconds: float
     view: OperatorView | None = None
+    losses_s: list[float] = field(default_factory=list)
 
     def wait(self) -> None:
         """Waits until the fault has lasted `seconds`, and until an operator has seen it or ought to have seen it."""
@@ -231,6 +299,7 @@ class Stage:
         """
         living = [number for number in range(6) if number not in killed]
         until(lambda: sum(self.role(number) == "master" for number in living) == 3)
+        self.losses_s.append(time.monotonic())
 
     def primary(self) -> int:
         """Returns the number of a node that is a primary now; a primary holds a third of the table's rows."""
@@ -266,6 +335,7 @@ def _stop(stage: Stage, number: int) -> None:
     stage.wait()
     stage.cluster.nodes[number].thaw()
     until(stage.cluster.is_whole)
+    stage.losses_s.append(time.monotonic())
 
 
 def kill_primary(stage: Stage) -> None:
@@ -363,6 +433,7 @@ def empty_node(stage: Stage) -> None:
     node.ask("FLUSHALL")
     stage.wait()
     push(stage.folder, stage.address, model="toy", tables=["user"])
+    stage.losses_s.append(time.monotonic())
 
 
 def flip_bits(stage: Stage) -> None:
@@ -441,14 +512,16 @@ def run(
     settled_s: float = 1.0,
     period_s: float = 0.0,
     seen_within_s: float = SEEN_WITHIN_S,
-) -> None:
+) -> History:
     """Runs faults one after another on one cluster; calls show with the name and the counts of each.
+
+    Returns what was read and upserted.
 
     settled_s: the pause after a fault, twice. In the first one, failed requests still count for this fault.
     period_s: as in Load. seen_within_s: what an operator sees later does not count.
     """
     named = [(fault.__name__, fault) for fault in faults]
-    run_on(named, num_rows, seconds, show, (LOOPBACK,), settled_s, period_s, seen_within_s)
+    return run_on(named, num_rows, seconds, show, (LOOPBACK,), settled_s, period_s, seen_within_s)
 
 
 def run_on(
@@ -460,8 +533,8 @@ def run_on(
     settled_s: float,
     period_s: float,
     seen_within_s: float,
-) -> None:
-    """Runs the named faults one after another on a cluster whose nodes are spread over hosts."""
+) -> History:
+    """Runs the named faults one after another on a cluster whose nodes are spread over hosts, as run() does."""
     with (
         tempfile.TemporaryDirectory() as folder,
         _stage(Path(folder), num_rows, seconds, hosts, period_s) as (stage, load),
@@ -476,11 +549,15 @@ def run_on(
                 time.sleep(settled_s)
                 stage.view.wait()
             tally.seen = stage.view.told_of("toy")
+            for lost_s in stage.losses_s:
+                load.history.loss(tally.begin_s, lost_s)
+            stage.losses_s.clear()
             # The old tally stays open for a while: requests that are under way when the fault ends count for this
             # fault.
             load.tally = Tally(begin_s=time.monotonic())
             time.sleep(settled_s)
             show(name, tally)
+    return load.history
 
 
 def main() -> int:
@@ -488,10 +565,10 @@ def main() -> int:
     return shown(__doc__, {fault.__name__: fault for fault in FAULTS}, run)
 
 
-def shown(about: str, faults: Mapping[str, F], run_all: Callable[..., None]) -> int:
+def shown(about: str, faults: Mapping[str, F], run_all: Callable[..., History]) -> int:
     """Runs the faults that the command line names by run_all, and prints a table.
 
-    Returns 1 if a row was wrong, or if an operator did not see a fault.
+    Returns 1 if a row was wrong, if an operator did not see a fault, or if the history breaks a promise.
     """
     parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=200_000)
@@ -511,8 +588,10 @@ def shown(about: str, faults: Mapping[str, F], run_all: Callable[..., None]) -> 
 
     counted = ("Requests", "Failed", "Stale rows", "Wrong rows", "Upserts", "Refused")
     say(header("Fault", *counted, "Recovery s", "Longest ms", "An operator saw"))
-    run_all(chosen, options.rows, options.seconds, show)
-    return int(is_bad)
+    history = run_all(chosen, options.rows, options.seconds, show)
+    problem = history.check()
+    say(f"\n{len(history.lines)} lines of history: {problem or 'no promise is broken'}")
+    return int(is_bad or bool(problem))
 
 
 if __name__ == "__main__":

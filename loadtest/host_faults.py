@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import redis
 
-from loadtest.cluster_faults import Stage, Tally, run_on, shown
+from loadtest.cluster_faults import History, Stage, Tally, run_on, shown
 from loadtest.network_hosts import Hosts
 from loadtest.operator_view import SEEN_WITHIN_S
 from tests.valkey_cluster import until
@@ -110,8 +110,8 @@ def run(
     settled_s: float = 1.0,
     period_s: float = 0.0,
     seen_within_s: float = SEEN_WITHIN_S,
-) -> None:
-    """Runs faults one after another on one cluster of several hosts; calls `show` with each fault's name and counts.
+) -> History:
+    """Runs faults one after another on one cluster of several hosts, as cluster_faults.run does.
 
     settled_s, period_s, seen_within_s: as in cluster_faults.run.
     """
@@ -121,7 +121,7 @@ def run(
             return lambda stage: fault(Network(stage, hosts))
 
         named = [(fault.__name__, on(fault)) for fault in faults]
-        run_on(named, num_rows, seconds, show, hosts.hosts, settled_s, period_s, seen_within_s)
+        return run_on(named, num_rows, seconds, show, hosts.hosts, settled_s, period_s, seen_within_s)
 
 
 def main() -> int:

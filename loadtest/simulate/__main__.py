@@ -11,9 +11,9 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import count
 from typing import NamedTuple
 
-from loadtest.simulate import mutations, power, repository
+from loadtest.simulate import changes, mutations, power, repository
 
-_KINDS = ("power", "repository")
+_KINDS = ("power", "repository", "changes")
 _CHUNK = 20
 
 
@@ -77,6 +77,10 @@ def _run(kind: str, first: int) -> Summary:
         if kind == "repository":
             failure = repository.run_seed(seed)
             counts["repositories"] += repository.EXAMPLES
+        elif kind == "changes":
+            found = changes.run_seed(seed)
+            counts += Counter({"reads": found.reads, "reads of the cache": found.cached, "takeovers": found.takeovers})
+            failure = found.failure
         else:
             outcome = power.run_seed(seed)
             counts += Counter({f"cuts of {outcome.case}": outcome.cuts, "cuts": outcome.cuts})
@@ -89,7 +93,7 @@ def _run(kind: str, first: int) -> Summary:
 def _replayed(kind: str, seed: int) -> tuple[str, list[str]]:
     if kind == "repository":
         return repository.run_seed(seed, is_shortened=True), []
-    outcome = power.run_seed(seed)
+    outcome = changes.run_seed(seed) if kind == "changes" else power.run_seed(seed)
     return outcome.failure, outcome.history
 
 

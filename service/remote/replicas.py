@@ -103,8 +103,10 @@ class Replicas:
                 continue
             is_old |= own.is_primary
             if own.is_primary:
-                # The node took over, or has not heard yet that another one did, which then answers as the primary.
-                moment_s = float("-inf") if is_answered else own.asked_s
+                # The node took over, which gives its changes a new history, or has not heard yet that another one did.
+                former = self._primaries.get(node)
+                is_former = is_answered or (former is not None and former.history == own.history)
+                moment_s = float("-inf") if is_former else own.asked_s
             else:
                 moment_s = has_all_s(own, before, known, is_gone=is_gone, as_of_s=self._topology.as_of_s(node))
             if moment_s > self._topology.as_of_s(node):

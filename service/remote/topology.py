@@ -310,7 +310,7 @@ class Topology:
             self.refresh(time.monotonic() + self.address.timeout_s)
         except Unreachable as error:
             return str(error)
-        for node in {node for nodes in self._map.holders for node in nodes}:
+        for node in dict.fromkeys(node for nodes in self._map.holders for node in nodes):
             try:
                 with node_client(self.address, node, self.address.timeout_s) as client:
                     client.ping()

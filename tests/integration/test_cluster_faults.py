@@ -24,7 +24,11 @@ def test_faults_under_load_give_no_wrong_row() -> None:
         cluster_faults.change_password,
         cluster_faults.flip_version,
     ]
-    cluster_faults.run(chosen, 60_000, 1.0, found.__setitem__, settled_s=0.5, period_s=_PERIOD_S, seen_within_s=60)
+    history = cluster_faults.run(
+        chosen, 60_000, 1.0, found.__setitem__, settled_s=0.5, period_s=_PERIOD_S, seen_within_s=60
+    )
+    # `make cluster-test` checks it by native/src/clusters/simulation/history.rs.
+    assert {line.split()[0] for line in history.lines} == {"change", "read", "loss"}
     assert [*found] == ["no fault", *(fault.__name__ for fault in chosen)]
     assert {name: tally.wrong_rows for name, tally in found.items()} == dict.fromkeys(found, 0)
     assert min(tally.requests for tally in found.values()) > 0

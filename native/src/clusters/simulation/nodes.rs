@@ -7,6 +7,7 @@ use redis_protocol::resp2::decode::decode;
 use redis_protocol::resp2::types::OwnedFrame;
 
 use super::super::connection::Node;
+use super::search::heal;
 use super::{Time, World, ms, world};
 
 /// Shards of the cluster, and nodes of each, the first of which is a primary at the begin.
@@ -22,8 +23,6 @@ pub(super) const ROWS: usize = VERSION_BLOCKS * BLOCK_ROWS;
 pub(super) const VERSIONS: [i64; 2] = [1, 2];
 /// Bytes of a row: its version, its cell, and the number of the change that wrote it.
 pub(super) const ROW_BYTES: usize = 24;
-/// The other nodes take a node for failed that is silent for this time (cluster-node-timeout).
-pub(super) const NODE_TIMEOUT: Time = ms(1000);
 
 /// One node's knowledge of the cluster: the shard of each block's slot, the primary of each shard, failed nodes, and a
 /// number that grows with each change of the first two.
@@ -72,6 +71,8 @@ pub(super) struct Member {
     pub(super) has_peers: bool,
     /// Whether a replica gets its primary's changes.
     pub(super) has_link: bool,
+    /// Whether a frozen primary goes on soon after another node has taken over.
+    pub(super) wakes: bool,
     pub(super) slow_us: u64,
     /// When the other nodes last heard from the node, and until when it refuses commands after its start.
     heard_at: Time,
@@ -141,11 +142,14 @@ pub(super) struct Cluster {
     /// The slot of each block, and the shard to which it is moving.
     pub(super) slots: [u16; BLOCKS],
     pub(super) moving: [Option<usize>; BLOCKS],
-    pub(super) failovers: Vec<Time>,
+    /// When each failed primary was heard last, and when a replica took over from it.
+    pub(super) failovers: Vec<(Time, Time)>,
     /// Until when a fault that ends reads lasts, or what follows from it.
     pub(super) ill_until: Time,
     /// Until when a replica may get changes `LAG` late of a primary that does not answer the server, or what follows.
     pub(super) late_until: Time,
+    /// The other nodes take a node for failed that is silent for this time (cluster-node-timeout).
+    pub(super) node_timeout: Time,
     /// Whether all nodes refuse reads while a primary has failed (cluster-require-full-coverage).
     needs_all: bool,
     electing: [bool; SHARDS],
@@ -163,6 +167,7 @@ impl Cluster {
             has_readers: true,
             has_peers: true,
             has_link: true,
+            wakes: false,
             slow_us: 0,
             heard_at: Time::ZERO,
             closed_until: Time::ZERO,
@@ -188,6 +193,7 @@ impl Cluster {
             failovers: Vec::new(),
             ill_until: Time::ZERO,
             late_until: Time::ZERO,
+            node_timeout: ms(if rng.bool() { 4000 } else { 1000 }),
             needs_all: rng.bool(),
             electing,
         }
@@ -282,7 +288,7 @@ impl World {
     /// lacks slots.
     pub(super) fn is_closed(&self, node: usize) -> bool {
         let member = &self.cluster.nodes[node];
-        let is_cut = !member.has_peers && self.now >= member.heard_at + NODE_TIMEOUT;
+        let is_cut = !member.has_peers && self.now >= member.heard_at + self.cluster.node_timeout;
         let lacks = self.cluster.needs_all && member.view.primary.iter().any(|primary| member.view.failed[*primary]);
         is_cut || lacks || self.now < member.closed_until
     }
@@ -314,13 +320,14 @@ impl World {
     /// Lets the nodes look at each other: silent nodes are marked as failed, and replaced if they are primaries.
     pub(super) fn look_around(&mut self) {
         self.catch_up_all();
+        let timeout = self.cluster.node_timeout;
         let mut is_news = false;
         for node in 0..self.cluster.nodes.len() {
             let member = &mut self.cluster.nodes[node];
             if member.is_awake() && member.has_peers {
                 member.heard_at = self.now;
                 is_news |= std::mem::take(&mut self.cluster.truth.failed[node]);
-            } else if self.now >= member.heard_at + NODE_TIMEOUT && !self.cluster.truth.failed[node] {
+            } else if self.now >= member.heard_at + timeout && !self.cluster.truth.failed[node] {
                 self.cluster.truth.failed[node] = true;
                 is_news = true;
                 self.tell(&format!("n{node} is marked as failed"));
@@ -356,14 +363,18 @@ impl World {
 
     pub(super) fn promote(&mut self, next: usize) {
         self.tell(&format!("n{next} takes over"));
-        self.cluster.truth.primary[shard_of(next)] = next;
+        let before = std::mem::replace(&mut self.cluster.truth.primary[shard_of(next)], next);
         self.cluster.truth.epoch += 1;
-        self.cluster.failovers.push(self.now);
+        self.cluster.failovers.push((self.cluster.nodes[before].heard_at, self.now));
         self.learn(next);
         let history = self.rng.u64(..);
         let member = &mut self.cluster.nodes[next];
         (member.history, member.log) = (history, Vec::new());
         self.spread();
+        if self.cluster.nodes[before].wakes {
+            let delay = ms(self.rng.u64(..300));
+            self.later(delay, move || world(|world| heal(world, before)));
+        }
     }
 
     /// Handles the commands that a node has got on a link.

@@ -4,6 +4,7 @@
 //! - Each row is that of the version and the id that were asked for, as some change wrote it.
 //! - A row is at most `FRESH` older than the newest acknowledged change. Only a failover may lose a change that not all
 //!   replicas had, and only until the change is written again.
+//! - Once all is well, each row is the one that the cluster has.
 //! - While slots move, replicas take over as planned, nodes are slow or connections end, reads succeed, and some seconds
 //!   after any other fault.
 //!
@@ -15,7 +16,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::super::{Address, Clusters, RemoteDescription, RemoteTable, Want, network, read};
-use super::history::{self, Got};
+use super::history::{self, Got, Loss};
 use super::nodes::{BLOCK_ROWS, BLOCKS, Change, NODES, ROW_BYTES, ROWS, SHARDS, VERSIONS, members, shard_of, tag};
 use super::server::{self, FRESH, Shared};
 use super::{Time, WORLD, World, ms, world};
@@ -91,7 +92,8 @@ fn run_seed(seed: u64, totals: &mut Totals) -> Result<(), String> {
     renew(&run, &clusters);
     fault();
     let all: Vec<usize> = (0..2 * ROWS).collect();
-    while run.failure.borrow().is_none() && world(|world| world.now) < FAULTS + CALM + QUIET {
+    let end = || world(|world| world.cluster.ill_until.clamp(FAULTS + CALM + QUIET, 2 * FAULTS + QUIET));
+    while run.failure.borrow().is_none() && world(|world| world.now) < end() {
         let pause = world(|world| ms(world.rng.u64(1..120)));
         network::sleep(pause);
         let some: Vec<usize> =
@@ -99,10 +101,19 @@ fn run_seed(seed: u64, totals: &mut Totals) -> Result<(), String> {
         run.read(&some);
     }
     if run.failure.borrow().is_none() {
+        let num_before = run.history.borrow().len();
         run.read(&all);
+        if world(|world| world.now >= world.cluster.ill_until) {
+            run.check_end(num_before);
+        }
     }
-    let failovers = world(|world| world.cluster.failovers.clone());
-    let (fault, num_back) = history::check(&run.history.borrow(), &run.server.borrow().written, &failovers);
+    // A primary takes changes for a while after another node has taken over, unless it knows of that.
+    let losses = world(|world| {
+        let cluster = &world.cluster;
+        let loss = |&(from, at)| Loss { from, until: at + cluster.node_timeout };
+        cluster.failovers.iter().map(loss).collect::<Vec<_>>()
+    });
+    let (fault, num_back) = history::check(&run.history.borrow(), &run.server.borrow().written, &losses);
     if let Some(fault) = fault {
         run.fail(&fault);
     }
@@ -112,7 +123,7 @@ fn run_seed(seed: u64, totals: &mut Totals) -> Result<(), String> {
     totals.failed_reads += run.failed_reads.get();
     totals.hedges += counts.iter().map(|one| one.hedges).sum::<u64>();
     totals.cache_hits += counts.iter().map(|one| one.cache_hits).sum::<u64>();
-    totals.failovers += failovers.len();
+    totals.failovers += losses.len();
     let failure = run.failure.take();
     if std::env::var_os("SEED").is_some() {
         world(|world| world.lines.iter().for_each(|line| println!("{line}")));
@@ -215,6 +226,19 @@ impl Run {
         }
     }
 
+    /// Checks that the last reads got the rows that the primaries have.
+    fn check_end(&self, num_before: usize) {
+        for &Got { cell, number, .. } in &self.history.borrow()[num_before..] {
+            let found = world(|world| {
+                let mut primaries = world.cluster.truth.primary.iter().map(|node| &world.cluster.nodes[*node]);
+                primaries.find_map(|one| Some(one.blocks.get(&(cell / BLOCK_ROWS))?[cell % BLOCK_ROWS]))
+            });
+            if found != Some(number) {
+                self.fail(&format!("row {cell} is number {number} at the end, and the cluster has {found:?}"));
+            }
+        }
+    }
+
     fn fail(&self, failure: &str) {
         world(|world| world.tell(failure));
         self.failure.borrow_mut().get_or_insert_with(|| failure.to_owned());
@@ -228,31 +252,31 @@ fn fault() {
             return;
         }
         let node = world.rng.usize(..SHARDS * NODES);
-        let kind = world.rng.u8(..11);
+        let kind = world.rng.u8(..14);
         let other = (world.rng.u8(..4) == 0).then(|| {
             let node = shard_of(node) * NODES + world.rng.usize(..NODES);
             (node, [0, 1, 2, 3, 4, 5, 6, 10][world.rng.usize(..8)])
         });
         let faults: Vec<(usize, u8)> = std::iter::once((node, kind)).chain(other).collect();
         let has = |kinds: &[u8]| faults.iter().any(|(_, kind)| kinds.contains(kind));
-        let is_ill = has(&[0, 1, 2, 3, 9]);
+        let is_ill = has(&[0, 1, 2, 3, 9]) || kind >= 11;
         if is_ill && world.cluster.moving.iter().any(Option::is_some) {
             // A replica lacks a key that moves away; if its primary can not be asked, either, the row can not be read.
             return world.later(ms(100), fault);
         }
-        let long = ms(world.rng.u64(100..if kind == 9 { 9000 } else { 4000 }));
+        let long = ms(world.rng.u64(100..if kind == 9 || kind >= 11 { 9000 } else { 4000 }));
         world.catch_up_all();
         if is_ill {
             world.cluster.ill_until = world.now + long + CALM;
         }
-        if has(&[5]) && has(&[1, 2, 3, 9]) {
+        if has(&[5]) && (has(&[1, 2, 3, 9]) || kind >= 11) {
             world.cluster.late_until = world.now + long + CALM;
         }
         for (node, kind) in faults {
             begin(world, node, kind, long);
         }
         let pause = ms(world.rng.u64(100..2500));
-        world.later(long, move || world_heal(node));
+        world.later(long, world_heal);
         world.later(long + pause, fault);
     });
 }
@@ -273,21 +297,26 @@ fn begin(world: &mut World, node: usize, kind: u8, long: Time) {
         6 => world.cut_links(node),
         7 => take_over(world, node),
         8 => move_block(world, node),
-        9 => cut_and_freeze(world, node, long),
-        _ => member.has_link = false,
+        9 => cut_replicas(world, node, long),
+        10 => member.has_link = false,
+        11 | 12 => freeze_both(world, node, long),
+        _ => {
+            let primary = world.cluster.truth.primary[shard_of(node)];
+            (world.cluster.nodes[primary].is_frozen, world.cluster.nodes[primary].wakes) = (true, true);
+        }
     }
 }
 
-fn world_heal(node: usize) {
+fn world_heal() {
     world(|world| {
-        world.tell(&format!("n{node} and its shard are well"));
-        for one in members(shard_of(node)) {
-            heal(world, one);
+        world.tell("all nodes are well");
+        for node in 0..SHARDS * NODES {
+            heal(world, node);
         }
     });
 }
 
-fn heal(world: &mut World, node: usize) {
+pub(super) fn heal(world: &mut World, node: usize) {
     world.catch_up(node);
     let (now, own) = (world.now, shard_of(node));
     let is_needed = world.cluster.truth.primary[own] == node;
@@ -309,7 +338,7 @@ fn heal(world: &mut World, node: usize) {
         member.closed_until = now + ms(500);
     }
     (member.is_frozen, member.has_readers, member.has_peers) = (false, true, true);
-    (member.slow_us, member.lag, member.has_link) = (0, ms(1), true);
+    (member.slow_us, member.lag, member.has_link, member.wakes) = (0, ms(1), true, false);
     let links: Vec<usize> = (0..world.links.len()).filter(|link| world.links[*link].node == node).collect();
     for link in links {
         if world.links[link].is_cut {
@@ -318,7 +347,8 @@ fn heal(world: &mut World, node: usize) {
             world.handle(link);
         }
     }
-    let delay = ms(world.rng.u64(..300));
+    // A node sends others what it takes for the map of slots, and is told of takeovers then.
+    let delay = ms(world.rng.u64(..1000));
     world.later(delay, move || super::world(|world| world.learn(node)));
 }
 
@@ -383,14 +413,29 @@ fn move_slot(block: usize) {
     });
 }
 
-/// Cuts the replicas of a shard off from its primary, and freezes it before all are well: the replicas lack changes.
-fn cut_and_freeze(world: &mut World, node: usize, long: Time) {
+/// Cuts the replicas of a shard off from its primary, so that they lack changes. Later freezes it, cuts it off from the
+/// reader, or makes it slow.
+fn cut_replicas(world: &mut World, node: usize, long: Time) {
     let primary = world.cluster.truth.primary[shard_of(node)];
     for one in members(shard_of(node)).filter(|one| *one != primary) {
         world.cluster.nodes[one].has_link = false;
     }
+    let (delay, kind) = (long.mul_f64(world.rng.f64()), [1, 2, 4][world.rng.usize(..3)]);
+    let delay = if world.rng.bool() { delay } else { Time::ZERO };
+    world.later(delay, move || super::world(|world| begin(world, primary, kind, long)));
+}
+
+/// Freezes a primary, and later that of another shard, which then does not hear who took over from the first. The one that
+/// takes over may be cut off from the reader.
+fn freeze_both(world: &mut World, node: usize, long: Time) {
+    let [first, second] = [0, 1].map(|more| world.cluster.truth.primary[(shard_of(node) + more) % SHARDS]);
+    world.cluster.nodes[first].is_frozen = true;
+    if world.rng.bool() {
+        let hidden = shard_of(first) * NODES + world.rng.usize(..NODES);
+        world.cluster.nodes[hidden].has_readers = false;
+    }
     let delay = long.mul_f64(world.rng.f64());
-    world.later(delay, move || super::world(|world| world.cluster.nodes[primary].is_frozen = true));
+    world.later(delay, move || super::world(|world| world.cluster.nodes[second].is_frozen = true));
 }
 
 /// Runs seeds until three have failed; returns a line for each of these.

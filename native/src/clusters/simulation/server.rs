@@ -215,8 +215,9 @@ fn note(server: &Shared, node: usize, told: Report, primary: usize, found: Optio
     let clusters = {
         let mut own = server.borrow_mut();
         let before = own.reports[node].replace(told);
+        let is_former = own.primaries[node].is_some_and(|former| former.history == told.history);
         let as_of = own.as_of[node].max(if told.is_primary {
-            (!is_answered).then_some(told.asked)
+            (!is_answered && !is_former).then_some(told.asked)
         } else {
             has_all(told, before, own.primaries[primary], is_gone, own.as_of[node])
         });
