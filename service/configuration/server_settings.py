@@ -198,7 +198,9 @@ class ServerSettings:
     )
     tensorflow_inter_op_parallelism: int = setting(
         0,
-        "Operations that TensorFlow runs side by side; 0: as tensorflow_session_parallelism.",
+        "Operations that TensorFlow runs side by side. 0: one by one on the request's thread, which is faster unless "
+        "several long ones can run at once; in a graph with loops, conditions or operations that may wait, as "
+        "tensorflow_session_parallelism.",
         0,
         1024,
     )
@@ -249,10 +251,10 @@ class ServerSettings:
         return self.tensorflow_session_parallelism or num_processors()
 
     @property
-    def parallelism(self) -> tuple[int, int]:
-        """Two numbers: threads within one TensorFlow operation, and operations that run at the same time."""
+    def parallelism(self) -> tuple[int, int | None]:
+        """Threads within one TensorFlow operation, and operations that run at the same time; None: not given."""
         own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)
-        return own[0] or self.graph_threads, own[1] or self.graph_threads
+        return own[0] or self.graph_threads, own[1] or None
 
     @property
     def warmup_iterations(self) -> int:

@@ -72,6 +72,22 @@ class FlatGraph:
             tensor = self._aliases[tensor]
         return tensor
 
+    def pass_on(self, name: str, tensor: str, dtype: int) -> str:
+        """Adds an Identity node of this name; returns its tensor, which can be fetched even if the other one is fed."""
+        node = type(self.nodes[node_of(tensor)])(name=name, op="Identity", input=[tensor])
+        node.attr["T"].type = dtype
+        if self.nodes.setdefault(name, node) is not node:
+            raise ArtifactError(f"two nodes are called {name!r}")
+        return f"{name}:0"
+
+    def graph_def(self, original: Any) -> Any:
+        """Returns a GraphDef of the nodes, without functions, in place of the original one."""
+        graph_def = type(original)(node=self.nodes.values(), versions=original.versions)
+        for node in graph_def.node:
+            # The attribute may name a node of a function, and only matters if a graph is placed on several machines.
+            node.attr.pop("_class", None)
+        return graph_def
+
     def data_inputs(self, name: str) -> list[str]:
         return [i for i in self.nodes[name].input if not i.startswith("^")]
 
@@ -126,7 +142,7 @@ def flatten(graph_def: Any, roots: Iterable[str]) -> FlatGraph:
     nodes: dict[str, Any] = {}
     aliases: dict[str, str] = {}
     calls: set[str] = set()
-    todo = [_copy(top[name]) for name in _needed(top, roots)]
+    todo = [_copy(top[name]) for name in reachable(top, roots)]
     while todo:
         node = todo.pop()
         if node.name in nodes:
@@ -141,7 +157,8 @@ def flatten(graph_def: Any, roots: Iterable[str]) -> FlatGraph:
     return FlatGraph(nodes, graph_def.library, aliases, frozenset(calls))
 
 
-def _needed(top: Mapping[str, Any], roots: Iterable[str]) -> set[str]:
+def reachable(top: Mapping[str, Any], roots: Iterable[str]) -> set[str]:
+    """Returns the names of all nodes that the given tensors or nodes depend on, and their own."""
     found: set[str] = set()
     todo = [node_of(root) for root in roots]
     while todo:

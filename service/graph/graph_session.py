@@ -20,6 +20,7 @@ from service.artifact.protos import message_class
 from service.graph.flat_graph import FlatGraph, flatten, node_of
 from service.graph.library import find_core, import_tensorflow
 from service.graph.restoring import Saved, Step, add_restore, asset_paths, checkpoint_prefix, init_op
+from service.graph.synchronous_ops import may_run_on_one_thread
 from service.graph.table_reads import NotProven
 from service.types import Array
 
@@ -53,27 +54,36 @@ class GraphProgram:
     graph_def, config: a GraphDef and a ConfigProto, serialized.
     steps: operations to run first, in this order, each with the strings for its scalar inputs by tensor: one restores
       variables from the path of a checkpoint, another fills vocabularies from the paths of assets.
+    is_single_threaded: whether a run of the graph waits for no other run: its thread runs all operations, one by one.
     """
 
     graph_def: bytes = field(repr=False)
     config: bytes
-    steps: tuple[tuple[str, Mapping[str, bytes]], ...]
+    steps: tuple[Step, ...]
+    is_single_threaded: bool
 
 
-def session_config(threads: int, inter_op_threads: int, *, is_single_threaded: bool = False) -> bytes:
-    """Serializes a ConfigProto.
+def make_program(
+    graph_def: Any, steps: Sequence[Step], *, threads: int, inter_op_threads: int | None, side_by_side: bool = False
+) -> GraphProgram:
+    """Returns the program of a graph, which runs on the thread of each request if that is safe.
 
     Args:
       threads, inter_op_threads: TensorFlow's threads within an operation, and for operations side by side; 0:
-        TensorFlow chooses.
-      is_single_threaded: the caller's thread runs all operations of a run, one by one.
+        TensorFlow chooses; None: as many as threads.
+      side_by_side: the pool's threads run operations side by side, even if one thread could run all.
     """
     config = message_class("tensorflow.ConfigProto")()
-    config.intra_op_parallelism_threads, config.inter_op_parallelism_threads = threads, inter_op_threads
+    config.intra_op_parallelism_threads = threads
+    config.inter_op_parallelism_threads = threads if inter_op_threads is None else inter_op_threads
+    # The other executor hands each run to a thread of the pool, and back. Measured with one row and three gathers: 9.4
+    # us a run, 3.5 in the caller's thread; with 128 rows and layers of 160, 256 and 1 columns: 219 us and 173 us.
+    is_single_threaded = not side_by_side and may_run_on_one_thread(graph_def)
     if is_single_threaded:
         config.experimental.executor_type = "SINGLE_THREADED_EXECUTOR"
-    data: bytes = config.SerializeToString()
-    return data
+        # This executor can not run a graph whose nodes are placed on several devices, and kernels for GPUs may wait.
+        config.device_count["GPU"] = 0
+    return GraphProgram(graph_def.SerializeToString(), config.SerializeToString(), tuple(steps), is_single_threaded)
 
 
 class GraphSession(Protocol):
@@ -277,15 +287,15 @@ def _array(tensor: _native.GraphTensor) -> Array:
     return made
 
 
-# Ops of TensorFlow 1 (control flow, reference variables) that TensorFlow's single-threaded executor can not run.
-_NEEDS_THREADS = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "VariableV2", "Variable"})
-
-
 class DenseSession(NamedTuple):
-    """An open session of a dense graph (without embedding tables). nodes: the names of the graph's nodes."""
+    """An open session of a dense graph (without embedding tables).
+
+    nodes: the names of the graph's nodes. is_single_threaded: as in GraphProgram.
+    """
 
     session: GraphSession
     nodes: frozenset[str]
+    is_single_threaded: bool
 
 
 class DenseGraph:
@@ -327,13 +337,15 @@ class DenseGraph:
                 node.attr.pop("_class", None)
             self._nodes.setdefault(name, node)
 
-    def open(self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int) -> DenseSession:
+    def open(
+        self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int | None
+    ) -> DenseSession:
         """Opens a TensorFlow session over the nodes that add() has collected, and restores their variables.
 
         Raises NotProven if one of the nodes reads an embedding table.
         """
         program = self._program(artifact, saved, threads=threads, inter_op_threads=inter_op_threads)
-        return DenseSession(open_session(program), frozenset(self._nodes))
+        return DenseSession(open_session(program), frozenset(self._nodes), program.is_single_threaded)
 
     def open_in_python(self, artifact: Path, saved: Mapping[str, Saved]) -> Any:
         """Opens the dense graph as a tf.compat.v1.Session with one thread, whose graph can still be extended."""
@@ -343,7 +355,7 @@ class DenseGraph:
         return opened.session
 
     def _program(
-        self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int
+        self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int | None
     ) -> GraphProgram:
         init, assets = self._add_init(), asset_paths(self._meta_graph, artifact)
         graph_def = type(self._meta_graph.graph_def)()
@@ -354,18 +366,10 @@ class DenseGraph:
             raise NotProven(f"what is left still reads table {self._tables[read[0]]!r}")
         variables = self._nodes.keys() & saved.keys()
         restored = add_restore(graph_def, saved, variables, checkpoint_prefix(artifact))
-        # A graph without control flow ops and reference variables of TensorFlow 1 runs in TensorFlow's
-        # SINGLE_THREADED_EXECUTOR, which is faster: it runs the nodes one by one in the caller's thread. Measured with
-        # 128 rows and layers of 160, 256 and 1 columns: 173 us a run, against 219 us with the default executor.
-        # One with functions does not: there, an op that calls a function waits for it, and inside another function it
-        # may wait, for ever, on the thread that must run it.
-        has_functions = bool(graph_def.library.function)
-        is_single_threaded = not has_functions and not any(node.op in _NEEDS_THREADS for node in graph_def.node)
         steps: list[Step] = [(restored, {})]
         if init:
             steps.append((init, {tensor: path for tensor, path in assets.items() if node_of(tensor) in self._nodes}))
-        config = session_config(threads, inter_op_threads, is_single_threaded=is_single_threaded)
-        return GraphProgram(graph_def.SerializeToString(), config, tuple(steps))
+        return make_program(graph_def, steps, threads=threads, inter_op_threads=inter_op_threads)
 
     def _add_init(self) -> str:
         name = init_op(self._meta_graph)

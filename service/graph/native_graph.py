@@ -74,13 +74,14 @@ def native_tower(
 
 def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> NativeGraph | PythonOnly:
     """Returns the description of a signature's whole graph for the native core, or why no request can run it."""
+    outputs, targets = backend.fetched(tensor.tensor_name for tensor in spec.outputs.values())
     document = {
         "session": backend.session.number,
         "computing": None,
         "fed": {"rows": [], "inputs": fed_inputs(spec, backend.sparse.get(spec.name, {}))},
         "apart": None,
-        "outputs": [tensor.tensor_name for tensor in spec.outputs.values()],
-        "targets": [],
+        "outputs": outputs,
+        "targets": targets,
         "batching": None,
     }
     return _graph(spec, NativeGraph((), document))

@@ -43,7 +43,7 @@ from service.graph.tower import (
     request_feed,
     rows_of,
 )
-from service.types import Array, SignatureSpec, Table, Tensors, TensorSpec
+from service.types import Array, SignatureSpec, Table, Tensors
 
 # Maximum number of elements in a constant between a feature's inputs and its lookup. A larger constant may map ids to
 # other ids, which the probe requests could miss.
@@ -181,7 +181,7 @@ def open_tower(
     """Cuts lookups out of the given signatures' graphs, and opens a session for the rest; None if none can be cut.
 
     Args:
-      threads, inter_op_threads: as in open_savedmodel.
+      threads, inter_op_threads: as in make_program.
 
     Raises:
       ArtifactError: TensorFlow can not load the towers.
@@ -203,8 +203,7 @@ def open_tower(
             of_rows = {read.rows: mapped.tables[read.table].info.dtype for read in candidate.reads}
             placeholders = {node_of(rows): tensor_proto.dtype_number(dtype) for rows, dtype in of_rows.items()}
             dense.add(candidate.flat, _left(candidate), placeholders, candidate.follow)
-        side_by_side = threads if inter_op_threads is None else inter_op_threads
-        opened = dense.open(artifact, saved, threads=threads, inter_op_threads=side_by_side)
+        opened = dense.open(artifact, saved, threads=threads, inter_op_threads=inter_op_threads)
     except (NotProven, ArtifactError, KeyError) as error:
         logger.info("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
@@ -262,20 +261,16 @@ def _candidate(meta_graph: Any, spec: SignatureSpec, handles: Mapping[str, str],
     for (name, tensor), root in zip(spec.outputs.items(), roots, strict=True):
         # An output that is itself fed gets a new node, because TensorFlow can not fetch a fed tensor.
         is_fed = root in given or flat.nodes[node_of(root)].op == "Placeholder"
-        outputs[name] = _passed_on(flat, needed, root, f"tower/{spec.name}/{name}", tensor) if is_fed else root
+        if is_fed:
+            outputs[name] = flat.pass_on(f"tower/{spec.name}/{name}", root, tensor_proto.dtype_number(tensor.dtype))
+            needed.add(node_of(outputs[name]))
+        else:
+            outputs[name] = root
     return _Candidate(spec, flat, outputs, needed, effects, reads, follow)
 
 
 def _is_ragged_part(spec: SignatureSpec, name: str) -> bool:
     return any(name in names for names in spec.ragged_names)
-
-
-def _passed_on(flat: FlatGraph, needed: set[str], tensor: str, name: str, spec: TensorSpec) -> str:
-    node = type(flat.nodes[node_of(tensor)])(name=name, op="Identity", input=[tensor])
-    node.attr["T"].type = tensor_proto.dtype_number(spec.dtype)
-    flat.nodes[name] = node
-    needed.add(name)
-    return f"{name}:0"
 
 
 def _left(candidate: _Candidate) -> set[str]:

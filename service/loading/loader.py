@@ -184,8 +184,7 @@ class ServableLoader:
 
     graph_signatures: "auto", "whole", "lazy" or "off", as in Settings.
     compile_native: compiles versions for the native core.
-    graph_threads: TensorFlow's threads; inter_op_threads: TensorFlow's threads for simultaneous operations; None: as
-      many as graph_threads.
+    graph_threads, inter_op_threads: TensorFlow's threads, as in make_program.
     warmup_iterations: how often each recorded warm-up request is run; 0: warm-up requests are not run.
     on_warmup: called after each replay of warm-up requests.
     batching: the rules by which the core batches graph runs; None: each request runs by itself.

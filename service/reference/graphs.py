@@ -32,10 +32,10 @@ class Graph:
     """A SavedModel's graph in a session, opened at the first run. Concurrency: any thread.
 
     Args:
-      parallelism: TensorFlow's threads within an operation, and for operations side by side.
+      parallelism: TensorFlow's threads within an operation, and for operations side by side; None: as many.
     """
 
-    def __init__(self, artifact: Path, tags: frozenset[str], parallelism: tuple[int, int]) -> None:
+    def __init__(self, artifact: Path, tags: frozenset[str], parallelism: tuple[int, int | None]) -> None:
         self._artifact, self._tags, self._parallelism = artifact, tags, parallelism
         self._opening = threading.Lock()
         self._session: Any = None
@@ -52,7 +52,7 @@ class Graph:
             v1, artifact = tf.compat.v1, self._artifact
             meta_graph, steps = prepared(artifact, self._tags)
             graph, (intra, inter) = tf.Graph(), self._parallelism
-            config = v1.ConfigProto(intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter)
+            config = v1.ConfigProto(intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter or intra)
             try:
                 with graph.as_default():
                     tf.import_graph_def(v1.GraphDef.FromString(meta_graph.graph_def.SerializeToString()), name="")
