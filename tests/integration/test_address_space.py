@@ -155,7 +155,8 @@ def test_a_json_document_of_small_values_leaves_the_server_running(server: Limit
     def ask() -> str:
         return str(server.http.post(LOOKUP, content=body, timeout=PATIENCE_S).status_code)
 
-    assert set(server.at_once(ask)) <= {str(code), "503"}
+    # On a busy machine, a request may also take longer than the server's limit.
+    assert set(server.at_once(ask)) <= {str(code), "503", "504"}
     assert ask() == str(code)
     server.check()
 

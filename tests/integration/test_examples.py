@@ -193,18 +193,22 @@ def test_the_example_in_typescript_is_typed_by_the_openapi_document_and_runs(
 
 
 def test_the_load_test_counts_no_failure_on_either_wire(server: ServerProcess) -> None:
-    summary = run(
-        "-m",
-        "locust",
-        "--locustfile=loadtest/locustfile.py",
-        "--headless",
-        "--only-summary",
-        "--exit-code-on-error=1",
-        "--users=4",
-        "--spawn-rate=4",
-        "--run-time=3s",
-        f"--host=http://127.0.0.1:{server.http_port}",
-        f"--grpc_host=127.0.0.1:{server.grpc_port}",
-    )
-    for name in (":lookup", ":predict", "Predict lookup", "Predict serving_default"):
-        assert re.search(rf"{name} +[1-9]\d* +0\(0\.00%\)", summary), summary
+    names = (":lookup", ":predict", "Predict lookup", "Predict serving_default")
+    # On a busy machine a user may not have begun after 3 s.
+    for run_time in ("3s", "60s"):
+        summary = run(
+            "-m",
+            "locust",
+            "--locustfile=loadtest/locustfile.py",
+            "--headless",
+            "--only-summary",
+            "--exit-code-on-error=1",
+            "--users=4",
+            "--spawn-rate=4",
+            f"--run-time={run_time}",
+            f"--host=http://127.0.0.1:{server.http_port}",
+            f"--grpc_host=127.0.0.1:{server.grpc_port}",
+        )
+        if are_counted := all(re.search(rf"{name} +[1-9]\d* +0\(0\.00%\)", summary) for name in names):
+            break
+    assert are_counted, summary

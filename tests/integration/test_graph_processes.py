@@ -116,7 +116,9 @@ def test_a_predict_behind_lookups_loads_the_library_and_no_table(serve: Serve, i
 def test_a_lazy_graph_loads_the_library_at_its_first_request(
     serve: Serve, items: Callable[[str], Path], flags: tuple[str, ...]
 ) -> None:
-    server = serve(*flags, model_base_path=items("score/adopted"), graph_signatures="lazy").ready()
+    # The first requests wait while the graph is opened, which may take long on a busy machine.
+    patient = {"max_queue_ms": 60_000, "rest_api_timeout_in_ms": 120_000}
+    server = serve(*flags, model_base_path=items("score/adopted"), graph_signatures="lazy", **patient).ready()
     assert server.http.post("/v1/models/default:predict", json={"inputs": {"ids": [3]}}).status_code == 200
     assert libraries(server) == set()
     before = server.http.get("/v1/statusz").json()["data_plane"]["forwarded"]

@@ -75,7 +75,10 @@ def test_rows_have_labels_only_on_request(server: ServerProcess) -> None:
     for wrong, told in (
         ({"labels": True}, '"ids" is missing.'),
         ({"ids": [1], "labels": 1}, '"labels" must be true or false.'),
-        ({"ids": [1], "label": True}, "Unknown key: label. A :rows request has: ids, a list of row ids; labels, true or false."),
+        (
+            {"ids": [1], "label": True},
+            "Unknown key: label. A :rows request has: ids, a list of row ids; labels, true or false.",
+        ),
     ):
         refused = server.http.post(f"{FILM}:rows", json=wrong)
         assert (refused.status_code, refused.json()["error"]) == (400, told)

@@ -554,9 +554,13 @@ impl PagedRange {
 
     /// Reads the pages in `from..to` into memory. Blocks.
     fn warm(&self, from: usize, to: usize) {
+        let (address, num_bytes) = (self.address(from), (to - from) * self.page_bytes);
+        // The first call reads the pages with few large reads; the second alone would wait for each page.
         // SAFETY: `madvise` gets addresses of pages of a map that the range owns.
-        let result =
-            unsafe { libc::madvise(self.address(from), (to - from) * self.page_bytes, libc::MADV_POPULATE_READ) };
+        let result = unsafe {
+            libc::madvise(address, num_bytes, libc::MADV_WILLNEED);
+            libc::madvise(address, num_bytes, libc::MADV_POPULATE_READ)
+        };
         if result != 0 {
             if io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
                 // The lookup that needs such a page finds the damage.

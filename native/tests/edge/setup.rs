@@ -198,9 +198,9 @@ impl Setup {
     }
 }
 
-/// Waits up to 5 s until a condition is true; panics if it stays false.
+/// Waits until a condition is true; panics if it is still false after minutes, which a busy machine may need.
 pub async fn until(what: &str, is_true: impl Fn() -> bool) {
-    for _ in 0..500 {
+    for _ in 0..30_000 {
         if is_true() {
             return;
         }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::super::map::Map;
 use super::super::memory::Memory;
@@ -89,6 +90,17 @@ impl AsRef<[u8]> for Part {
     }
 }
 
+/// Waits until a condition is true. The bound only ends a test whose condition never comes: other programs may leave a
+/// thread with a low priority next to no time.
+#[track_caller]
+fn eventually(is_true: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(600);
+    while !is_true() {
+        assert!(Instant::now() < end, "never");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn a_table_that_is_not_in_a_map_is_not_paged() {
     let rows = Rows::new("paged-elsewhere");
@@ -123,11 +135,7 @@ fn a_row_is_there_after_it_was_read_and_nothing_behind_it_is_read() {
     assert_eq!((counts.rows, counts.reads, counts.drops, counts.bytes), (4, 4, 0, 4 * 4096));
     drop(table);
     // A thread of the pager may hold the table for a moment.
-    let is_free = || {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        pager.counts().bytes == 0
-    };
-    assert!((0..1000).any(|_| is_free()));
+    eventually(|| pager.counts().bytes == 0);
 }
 
 #[test]
@@ -230,11 +238,7 @@ fn a_small_table_is_warm_as_it_is_opened() {
         pager.has_missing_pages() && table.has_rows(Ints::of(&[5]), ERROR) && !other.has_rows(Ints::of(&[5]), ERROR)
     );
     drop(other);
-    let is_whole = || {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        !pager.has_missing_pages()
-    };
-    assert!((0..3000).any(|_| is_whole()));
+    eventually(|| !pager.has_missing_pages());
     rows.drop_all();
     pager.audit();
     assert!(pager.has_missing_pages() && !table.has_rows(Ints::of(&[5]), ERROR));
@@ -247,11 +251,7 @@ fn a_large_table_that_fits_is_warmed_beside_lookups() {
     let pager = Pager::new(1 << 30);
     let table = rows.open_as(&pager, true);
     read(&table, &[9, 12_000]);
-    let is_whole = || {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        !pager.has_missing_pages()
-    };
-    assert!((0..3000).any(|_| is_whole()));
+    eventually(|| !pager.has_missing_pages());
     assert_eq!(rows.resident(), rows.0.len().div_ceil(4096));
     assert!(pager.counts().reads <= 3, "warming counts no reads of lookups: {:?}", pager.counts());
 }
@@ -261,11 +261,7 @@ fn warming_ends_at_the_bound() {
     let rows = Rows::of("paged-warm-bound", 4 * ROWS);
     let pager = Pager::new(2000 * 4096);
     let table = rows.open_as(&pager, true);
-    let is_over = || {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        pager.counts().bytes >= (2000 - 512) * 4096 && !pager.is_warming()
-    };
-    assert!((0..3000).any(|_| is_over()));
+    eventually(|| pager.counts().bytes >= (2000 - 512) * 4096 && !pager.is_warming());
     assert!(pager.counts().bytes <= 2000 * 4096 && pager.has_missing_pages());
     drop(table);
 }
@@ -289,9 +285,5 @@ fn threads_read_and_drop_together() {
         }
     });
     // The audit may be between its two notes of a page that the kernel dropped.
-    let is_counted = || {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        pager.counts().bytes == table.num_kept() as u64 * 4096
-    };
-    assert!((0..3000).any(|_| is_counted()), "{:?}, {} kept", pager.counts(), table.num_kept());
+    eventually(|| pager.counts().bytes == table.num_kept() as u64 * 4096);
 }
