@@ -79,19 +79,18 @@ def _parts(data: bytes) -> list[bytes]:
 
 
 class Received:
-    """Counter of the frames that a server sent, and of streams that it ended. `data` has a watched stream's DATA.
+    """Counter of the frames that a server sent, and of streams that it ended.
 
-    Args:
-      watched: the number of that stream.
+    watched: the number of a stream, whose DATA are in `data`.
     """
 
-    def __init__(self, watched: int = 0) -> None:
+    def __init__(self) -> None:
         self.frames: Counter[int] = Counter()
         self.resets: Counter[str] = Counter()
         self.ended_streams: set[int] = set()
         self.goaway = ""
         self.max_frame = _FRAME_BYTES
-        self.watched = watched
+        self.watched = 0
         self.data = bytearray()
         self.is_ended = False
         self._waiting = bytearray()

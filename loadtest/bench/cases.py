@@ -44,11 +44,11 @@ def bound_to(cores: frozenset[int]) -> Iterator[None]:
 
 
 class Service:
-    """A process of the service that is bound to processor cores. root: the folder whose `service` is run."""
+    """A process of the service that is bound to processor cores."""
 
-    def __init__(self, cores: frozenset[int], flags: Sequence[str], root: Path = ROOT) -> None:
+    def __init__(self, cores: frozenset[int], flags: Sequence[str]) -> None:
         with bound_to(cores):
-            self._server = LiveServer("--file_system_poll_wait_seconds=0", *flags, root=root)
+            self._server = LiveServer("--file_system_poll_wait_seconds=0", *flags)
 
     def wait(self) -> None:
         """Waits until the service answers; raises RuntimeError if it ends, or does not answer in time."""

@@ -6,7 +6,6 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,26 +50,24 @@ class Starts:
         )
 
 
-def measure_starts(folder: Path, rounds: int, flags: Sequence[str] = ()) -> Starts:
+def measure_starts(folder: Path, rounds: int) -> Starts:
     """Measures server starts with large and with tiny tables in turns; raises AssertionError for a wrong answer."""
     models = prepared(folder / "tiny" / "models", "tiny")
     small, large = folder / "start_small", folder / "start_large"
     for target, tables in ((small, TINY.tables), (large, TABLES)):
         if not (target / "1").exists():
             write_large_model(models / "model" / "1", target / "1", tables)
-    rows = [
-        (*_first_answer(small, TINY.tables, flags)[:2], *_first_answer(large, TABLES, flags)) for _ in range(rounds)
-    ]
+    rows = [(*_first_answer(small, TINY.tables)[:2], *_first_answer(large, TABLES)) for _ in range(rounds)]
     small_s, small_cpu_s, large_s, large_cpu_s, held = zip(*rows, strict=True)
     return Starts(small_s, large_s, small_cpu_s, large_cpu_s, held[-1])
 
 
-def _first_answer(base: Path, tables: Any, flags: Sequence[str]) -> tuple[float, float, Held]:
+def _first_answer(base: Path, tables: Any) -> tuple[float, float, Held]:
     features, expected = large_request(tables)
     body = json.dumps({"features": features}).encode()
     where = (f"--model_name={MODEL}", f"--model_base_path={base}", "--graph_signatures=off")
     started_s = time.perf_counter()
-    server = Service(frozenset(os.sched_getaffinity(0)), (*where, *flags))
+    server = Service(frozenset(os.sched_getaffinity(0)), where)
     try:
         address = f"127.0.0.1:{server.port(is_grpc=False)}"
         while True:

@@ -50,9 +50,9 @@ def normal(name: str, *shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
     return rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
 
 
-def variable(name: str, *shape: int, dtype: str = "float32", scale: float = 1.0) -> Any:
-    """Returns a tf.Variable of normally distributed numbers, as normal() makes them."""
-    return tf.Variable(tf.cast(normal(name, *shape, scale=scale), dtype), name=name)
+def variable(name: str, *shape: int, scale: float = 1.0) -> Any:
+    """Returns a tf.Variable of the numbers that normal() makes."""
+    return tf.Variable(normal(name, *shape, scale=scale), name=name)
 
 
 def spec(name: str, dtype: str = "int64", shape: tuple[int | None, ...] = (None,)) -> Any:

@@ -72,7 +72,6 @@ def build_manifest(
     table_variables: Mapping[str, str],
     *,
     provenance: Mapping[str, Any],
-    table_index: Mapping[str, str] | None = None,
     table_scales: Mapping[str, str] | None = None,
     table_dtypes: Mapping[str, str] | None = None,
 ) -> Manifest:
@@ -80,22 +79,18 @@ def build_manifest(
 
     Args:
       table_variables: table -> its key in a checkpoint index.
-      table_index: table -> the index that holds it (without ".index", relative to the artifact), if not that of
-          variables/.
       table_scales: table -> key of its scales in the same index.
       table_dtypes: table -> dtype that it must be saved as, if not float32.
 
     Raises:
       ExportError: the artifact's files do not fit the spec.
     """
-    indices = table_index or {}
     return Manifest(
         tables={
             table.name: _table(
                 artifact,
                 spec.table(table.name),
                 (table_variables[table.name], (table_scales or {}).get(table.name)),
-                indices.get(table.name, VARIABLES_PREFIX),
                 (table_dtypes or {}).get(table.name, "float32"),
             )
             for table in spec.tables
@@ -124,19 +119,21 @@ def vocabulary_file(feature: str) -> str:
     return f"assets/{feature}.txt"
 
 
-def _table(artifact: Path, table: TableSpec, keys: tuple[str, str | None], index: str, dtype: str) -> TableEntry:
+def _table(artifact: Path, table: TableSpec, keys: tuple[str, str | None], dtype: str) -> TableEntry:
     key, scale_key = keys
-    found = read_bundle(artifact / index)
+    found = read_bundle(artifact / VARIABLES_PREFIX)
     entry = found.get(key)
     shape = (table.vocabulary_size, stored_columns(dtype, table.embedding_dim))
     if entry is None or entry.is_sliced or entry.shape != shape:
         what = "nothing" if entry is None else f"{'parts of ' if entry.is_sliced else ''}{list(entry.shape)}"
-        raise ExportError(f"table {table.name!r}: {index}.index has {what} under {key!r}, expected {list(shape)}")
+        raise ExportError(
+            f"table {table.name!r}: {VARIABLES_PREFIX}.index has {what} under {key!r}, expected {list(shape)}"
+        )
     if entry.dtype != saved_dtype(dtype):
         raise ExportError(f"table {table.name!r} was saved as {entry.dtype}, expected {dtype}")
     scale = None if scale_key is None else found.get(scale_key)
     if (dtype in SCALED_DTYPES) != (scale is not None and scale.dtype == "float32"):
-        raise ExportError(f"table {table.name!r}: {index}.index has no float32 scales under {scale_key!r}")
+        raise ExportError(f"table {table.name!r}: {VARIABLES_PREFIX}.index has no float32 scales under {scale_key!r}")
     named = None if scale is None else (str(scale_key), scale)
     return table_entry(artifact, key, entry, named, packed_dim=packed_dim(dtype, table.embedding_dim))
 

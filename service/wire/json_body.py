@@ -155,17 +155,6 @@ def row_list(name: str, value: Any) -> Array:
         return np.array(value, np.float64).astype(np.float32).reshape(len(value), -1 if value else 0)
 
 
-def text_or_base64(item: bytes | str, *, as_bytes: bool = False) -> Any:
-    """Returns a JSON value for a string: text, or {"b64": ...} if as_bytes is True or the bytes are not UTF-8."""
-    data = item.encode() if isinstance(item, str) else item
-    if not as_bytes:
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            pass
-    return {"b64": base64.b64encode(data).decode()}
-
-
 def dump_plain(document: Any) -> bytes:
     """Writes dicts, lists and C-contiguous arrays of numbers as JSON; null for NaN and infinity."""
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -280,7 +269,13 @@ def encode_neighbors(answer: NeighborAnswer) -> bytes:
 
 
 def _key(key: Any) -> Any:
-    return text_or_base64(key) if isinstance(key, bytes) else key
+    """Returns the JSON value of a key: a number, text, or {"b64": ...} for bytes that are not UTF-8."""
+    if not isinstance(key, bytes):
+        return key
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(key).decode()}
 
 
 def _named(values: Mapping[str, Any], prefix: str) -> Named:

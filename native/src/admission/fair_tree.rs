@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// The waiting requests of one model or one client may fill at most this many times the places that are still free. So
-/// one flooding client can fill four fifths of the queue, and two can fill four ninths each. Source:
-/// `service/admission.py`.
+/// one flooding client can fill four fifths of the queue, and two can fill four ninths each.
 pub const SHARE: usize = 4;
 /// In the queue's virtual time a run counts as at least this many nanoseconds, so that models with unknown run times
 /// take turns too.
