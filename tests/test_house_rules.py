@@ -61,7 +61,6 @@ _TRAINED = _SHARED | {"model_export.spec", "model_export.tensorflow_setup"}
 MAY_IMPORT: dict[str, Row] = {
     "service._native": Row(),
     "service.errors": Row(),
-    "service.admission": Row({"service.errors"}),
     "service.types": Row({"service.errors"}, {"numpy"}),
     # service.native_tables imports the native core's kernels and checksums, if the core is installed.
     "service.native_tables": Row({"service._native"}),
@@ -70,8 +69,8 @@ MAY_IMPORT: dict[str, Row] = {
     # The versions import artifact.completeness, because a version folder that is not complete must be ignored, and
     # artifact.row_labels for what people call the rows of tables.
     "service.versions": Row(_BASE | {"service.artifact.completeness", "service.artifact.row_labels"}, {"numpy"}),
-    "service.search": Row(_BASE | {"service.admission", "service.artifact.row_labels", "service.versions"}, {"numpy"}),
-    "service.control": Row(_BASE | {"service.admission", "service.search", "service.versions"}, {"numpy"}),
+    "service.search": Row(_BASE | {"service.artifact.row_labels", "service.versions"}, {"numpy"}),
+    "service.control": Row(_BASE | {"service.search", "service.versions"}, {"numpy"}),
     # service.remote reads tables in a cluster. redis-py is an optional extra, so modules outside this folder import it
     # late.
     "service.remote": Row(_FORMATS | {"service._native"}, {"numpy", "redis"}),
@@ -90,9 +89,7 @@ MAY_IMPORT: dict[str, Row] = {
         {"numpy", "google.protobuf", "orjson", "ml_dtypes"},
     ),
     "service.configuration": Row(
-        _BASE
-        | {"service.artifact.files", "service.wire", "service.remote.address"}
-        | {"service.admission", "service.versions.model_config"}
+        _BASE | {"service.artifact.files", "service.wire", "service.remote.address"} | {"service.versions.model_config"}
     ),
     "service.healthcheck": Row({"service.artifact.files", "service.configuration", "service.wire"}, {"grpc"}),
     # No other folder of the server may import obstore. It is an optional extra, so process.object_stores imports this
@@ -136,10 +133,7 @@ MAY_IMPORT: dict[str, Row] = {
     # set.
     "service.observe": Row(
         _FORMATS
-        | {
-            f"service.{name}"
-            for name in ("admission", "configuration", "control.request_context", "search", "versions")
-        }
+        | {f"service.{name}" for name in ("configuration", "control.request_context", "search", "versions")}
         | {"service.remote.address", "service.remote.core_clusters"}
         # The metrics import parts of the tables to report how much of a table is in memory.
         | {"service.tables.huge_pages", "service.tables.table"},
@@ -191,7 +185,7 @@ MAY_IMPORT: dict[str, Row] = {
     # The reference servers may import no tables, no graphs and no settings.
     "service.http": Row(
         _BASE
-        | {"service.admission", "service.artifact.signature_def", "service.control", "service.versions", "service.wire"}
+        | {"service.artifact.signature_def", "service.control", "service.versions", "service.wire"}
         | {"service.access.callers", "service.access.sessions", "service.core.forwarded"}
         # The schemas of the OpenAPI document are made from the dataclasses that are written as JSON.
         | {"service.comparison.document"},
@@ -200,7 +194,7 @@ MAY_IMPORT: dict[str, Row] = {
     "service.grpc": Row(
         _BASE
         | {"service.artifact.protos", "service.artifact.signature_def", "service.wire"}
-        | {"service.admission", "service.control", "service.versions"}
+        | {"service.control", "service.versions"}
         | {"service.access.callers", "service.core.forwarded"},
         # The gRPC server catches protobuf's own error for malformed messages of the health and reflection services.
         {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message"},

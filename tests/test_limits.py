@@ -47,10 +47,6 @@ CONSTANTS: dict[str, tuple[str, str]] = {
     ),
     "path and query of a URL (HTTP/1.1)": (f"{ADMISSION}/limits.rs", r"URL_BYTES: usize = ([^;]+);"),
     "connections of the admin port": ("service/process/control_servers.py", r"MAX_ADMIN_CONNECTIONS = (\d+)"),
-    "bytes of the admin port's connection that are parsed before the answer to its last request": (
-        "service/http/uvicorn_server.py",
-        r"_PARSED_BYTES = (\d+)",
-    ),
     "frame (HTTP/2)": (f"{EDGE}/http2.rs", r"FRAME_BYTES: u32 = ([^;]+);"),
     "metadata above 4 KB of a gRPC connection's open calls": (
         f"{ADMISSION}/limits.rs",
@@ -144,7 +140,7 @@ CONSTANTS: dict[str, tuple[str, str]] = {
 WORDS = {
     "as many as processors",
     "half of the limit on open files",
-    "twice that, or twice TensorFlow's threads if that is more",
+    "twice that",
 }
 # Limits that are rules of a protocol, so the code has no number for them.
 RULES = {
@@ -239,10 +235,6 @@ def known_reasons(kind: str) -> frozenset[str]:
         assert block
         floods = {name if name == "malformed" else f"flood_{name}" for name in re.findall(r'"(\w+)"', block[1])}
         return frozenset(floods | {"connections", "handshake", "idle", "stalled"})
-    admission = (ROOT / "service/admission.py").read_text()
-    in_python = re.search(r"Reason = Literal\[(.+)\]", admission)
-    assert in_python
     refusing = "".join((ROOT / EDGE / name).read_text() for name in ("shared.rs", "grpc_forwarding.rs", "http.rs"))
     found = set(re.findall(r'statistics\s*\.refused\([^,]+, "(\w+)"\)', refusing))
-    found |= set(re.findall(r'"(\w+)"', in_python[1]))
     return frozenset(found | set(re.findall(r'=> "(\w+)"', (ROOT / ADMISSION / "fair_queue.rs").read_text())))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from service.errors import PermissionDenied, Unauthenticated
 
@@ -30,8 +30,6 @@ _NONE: frozenset[Right] = frozenset()
 _MAX_SEEN = 4096
 _SCHEME = b"bearer "
 _MAX_TOKEN_BYTES = 4096
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class Grant:
     (['predict'], [], [])
     """
 
-    __slots__ = ("name", "everywhere", "_exact", "_prefixes", "_kept")
+    __slots__ = ("name", "everywhere", "_exact", "_prefixes")
 
     def __init__(self, name: str, rules: Sequence[Rule] = ()) -> None:
         self.name = name
@@ -67,7 +65,6 @@ class Grant:
         self.everywhere = prefixes.get("", _NONE)
         self._exact: Mapping[str, frozenset[Right]] = exact
         self._prefixes = tuple(prefixes.items())
-        self._kept: dict[str, Any] = {}
 
     def rights(self, model: str) -> frozenset[Right]:
         """Returns the caller's rights on a model of this name; the model need not exist."""
@@ -81,17 +78,6 @@ class Grant:
         """Raises PermissionDenied unless the caller has the right on all models, also on models added later."""
         if right not in self.everywhere:
             raise PermissionDenied(f'Caller "{self.name}" needs the right "{right}" on all models for this request.')
-
-    def keep(self, key: str, make: Callable[[], T]) -> T:
-        """Returns the object that the grant's cache has for a key; the first call for the key makes it by make().
-
-        make() is called once for each key, and the cache lives as long as the grant.
-        """
-        try:
-            kept: T = self._kept[key]
-        except KeyError:
-            kept = self._kept.setdefault(key, make())
-        return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,14 +221,3 @@ def names_of_transport(transport: asyncio.BaseTransport) -> frozenset[str]:
     # The names come from a verified certificate: Python and uvloop give a certificate's fields only after they have
     # verified its chain.
     return names_of_certificate(transport.get_extra_info("peercert"))
-
-
-def names_of_auth_context(context: Mapping[str, Sequence[bytes]]) -> frozenset[str]:
-    """Returns the names in a client's certificate that grpcio has verified.
-
-    Source: grpc/grpc_security_constants.h of gRPC 1.85, the names of a verified peer's properties.
-    """
-    kinds = {"x509_common_name": "CN", "peer_dns": "DNS", "peer_uri": "URI", "peer_ip": "IP", "peer_email": "email"}
-    return frozenset(
-        f"{kind}:{value.decode('utf-8', 'replace')}" for key, kind in kinds.items() for value in context.get(key, ())
-    )

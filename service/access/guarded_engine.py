@@ -35,7 +35,7 @@ RIGHT_OF: Mapping[str, Right] = {
     "upsert": "admin",
 }
 # What needs no right, because it says nothing about a model. `may_wait` only chooses the thread for a read.
-OPEN = ("admission", "clock", "fault", "is_draining", "is_ready", "may_wait", "searches", "tracing")
+OPEN = ("clock", "fault", "is_draining", "is_ready", "may_wait", "searches", "tracing")
 
 
 class GuardedEngine(Engine):
@@ -58,10 +58,6 @@ class GuardedEngine(Engine):
         self._absent = absent
         self._grant = grant
 
-    def of(self, grant: Grant) -> GuardedEngine:
-        """Returns an engine that checks the rights of the given caller, not those of the current request's caller."""
-        return GuardedEngine(self._engine, self._absent, lambda: grant)
-
     def _for(self, model: str, right: Right) -> Engine:
         grant = self._grant()
         rights = grant.rights(model)
@@ -70,14 +66,6 @@ class GuardedEngine(Engine):
         if not rights:
             return self._absent
         raise PermissionDenied(f'Caller "{grant.name}" lacks the right "{right}" on model "{model}".')
-
-    def is_model(self, name: str) -> bool:
-        """Says whether a model of this name is configured and the caller has a right on it."""
-        return bool(self._grant().rights(name)) and self._engine.is_model(name)
-
-    def share_of(self, name: str) -> str:
-        """Returns the model name under which a request's bytes are counted: "" if the caller can not see the model."""
-        return self._engine.share_of(name) if self._grant().rights(name) else ""
 
     def reject(self, error: ServiceError, call: Call, *, model: str = "") -> None:
         """Calls the wrapped engine's reject, which counts a request that failed before its signature was found.

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from service.admission import NeighborLimits
 from service.configuration.server_settings import ServerSettings, setting
 
 # The channel arguments of gRPC that the native core follows.
@@ -348,12 +347,6 @@ class Settings(ListenerSettings):
         "",
         "Folder that keeps the indexes of tables over a restart; without it, the server builds each index anew.",
     )
-
-    @property
-    def neighbor_limits(self) -> NeighborLimits:
-        return NeighborLimits(
-            self.neighbors_max_k, self.neighbors_max_queries, self.neighbors_threads, self.neighbors_index_rows
-        )
 
 
 class StartError(Exception):

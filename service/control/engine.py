@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from service.admission import Admission, NeighborLimits
 from service.control.request_context import Call, Finished, Observer, Subject, Tracing
 from service.errors import (
     ConfigConflict,
@@ -31,7 +30,7 @@ from service.types import (
 from service.versions.counts import TableTraffic
 from service.versions.deltas import RowOrigin, Upsert, UpsertReceipt
 from service.versions.model_config import ModelConfig, Origin
-from service.versions.neighbors import SIGNATURE, NeighborAnswer, NeighborQuery, SearchedTable
+from service.versions.neighbors import SIGNATURE, NeighborAnswer, NeighborLimits, NeighborQuery, SearchedTable
 from service.versions.registry import Registry
 from service.versions.servable import Servable, find_signature
 
@@ -87,7 +86,6 @@ class Engine:
       clock: of all deadlines; seconds, monotonic.
       reload: replaces the list of models; None: the list is fixed.
       set_label: changes a label of a model; None: the list is fixed.
-      admission: counts and limits the bytes and rows in flight; None: there is no limit.
       tracing: traces requests; None: requests are not traced.
       on_damage: called with a model's name when a request finds the model's files damaged.
       compare: compares two versions; None: versions can not be compared.
@@ -104,15 +102,13 @@ class Engine:
         reload: Reload | None = None,
         set_label: SetLabel | None = None,
         pin: Pin | None = None,
-        admission: Admission | None = None,
         tracing: Tracing | None = None,
         on_damage: Callable[[str], None] = lambda model: None,
         compare: Comparisons | None = None,
         neighbor_limits: NeighborLimits | None = None,
         indexing: Indexing | None = None,
     ) -> None:
-        self.admission = admission or Admission()
-        self.searches = Searches(neighbor_limits or NeighborLimits(), self.admission, clock, registry.lease, indexing)
+        self.searches = Searches(neighbor_limits or NeighborLimits(), clock, registry.lease, indexing)
         self._registry = registry
         self._reload = reload
         self._set_label, self._pin = set_label, pin
@@ -128,7 +124,8 @@ class Engine:
         Args:
           model: the name in the request; may be any string.
         """
-        subject = Subject(call.api, call.method, self.share_of(model), None, "")
+        known = model if self._registry.is_configured(model) else ""
+        subject = Subject(call.api, call.method, known, None, "")
         seconds = 0.0 if call.started_s is None else self.clock() - call.started_s
         self._observer.finished(Finished(subject, error, seconds, 0.0, 0))
 
@@ -184,13 +181,6 @@ class Engine:
         if change is None:
             raise ConfigConflict("The models of this server are fixed.")
         return change
-
-    def is_model(self, name: str) -> bool:
-        return self._registry.is_configured(name)
-
-    def share_of(self, name: str) -> str:
-        """Returns the model name under which a request's bytes are counted: "" if no such model is configured."""
-        return name if self._registry.is_configured(name) else ""
 
     def models(self) -> list[str]:
         return self._registry.models()
@@ -269,7 +259,7 @@ class Engine:
     def neighbors(self, ref: ModelRef, table_name: str, query: NeighborQuery, call: Call) -> NeighborAnswer:
         """Returns the rows of a table that are nearest to a query's vectors, all of one version.
 
-        Call it in a thread of `searches.pool`: a search of a large table takes milliseconds or more.
+        Call it by searches.submit(): a search of a large table takes milliseconds or more.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as Registry.lease does.

@@ -72,6 +72,8 @@ Records = tuple[list[tuple[str, int, str, int, bytes]], str, dict[str, int], int
 class Edge:
     """The native core that serves in this process. Concurrency: any thread; stop once.
 
+    server: the core itself; native/src/python.rs documents its methods.
+
     Args:
       listeners: bound sockets by wire; the core takes them over.
       upstreams: names of the Unix sockets on which the control servers listen, by wire.
@@ -111,59 +113,22 @@ class Edge:
         # TLS is part of the configuration with which the ports open, so that no connection starts in plaintext.
         config["tls"] = {wire: _pem(file.config()) for wire, file in files.items()}
         try:
-            self._server = _native.Server(json.dumps(config))
+            self.server = _native.Server(json.dumps(config))
         except (ValueError, OSError) as error:
             raise StartError(f"the native core can not start: {error}") from error
         for wire, file in files.items():
             file.on_change = self._certificate_changed(wire)
         if callers is not None:
             known = callers
-            callers.on_change = lambda: self._server.set_access(
+            callers.on_change = lambda: self.server.set_access(
                 json.dumps(describe_callers(known.listed, known.sessions))
             )
         self._routes = routes
-        routes.attach(self._server)
-
-    def set_health(self, serving: frozenset[str] | None, *, is_whole: bool) -> None:
-        """Tells the native core the state of health, from which it answers health checks for the next ten seconds.
-
-        Args:
-          serving: services that a gRPC check finds SERVING; None: the core forwards all checks.
-          is_whole: whether the server is ready and every configured model can answer; else the core forwards checks.
-        """
-        self._server.set_health(serving, is_whole)
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether a control server has not answered the core's questions for ten seconds."""
-        return self._server.is_silent
-
-    @property
-    def statistics(self) -> str:
-        """All statistics of the native core, as the JSON text that edge/snapshot.rs writes."""
-        return self._server.statistics()
-
-    def take_records(self, timeout_s: float) -> Records | None:
-        """Returns the records of sampled requests; waits at most timeout_s seconds for some. None: the core is closed,
-        and all records are taken.
-        """
-        return self._server.take_records(timeout_s)
-
-    def retire(self, model: str, version: int) -> str:
-        return self._server.retire(model, version)
-
-    def forget(self, model: str) -> None:
-        self._server.forget(model)
-
-    def drain(self, timeout_s: float) -> bool:
-        """Stops accepting connections, waits at most timeout_s seconds for the requests in flight, and says whether all
-        have ended. Blocks.
-        """
-        return self._server.drain(timeout_s)
+        routes.attach(self.server)
 
     def close(self) -> None:
         """Closes all connections of the native core at once, and withdraws all its routes to servables."""
-        self._server.close()
+        self.server.close()
         self._routes.detach()
 
     def _certificate_changed(self, wire: str) -> Callable[[SslConfig], None]:
@@ -171,7 +136,7 @@ class Edge:
             authorities = config.custom_ca.encode() if config.client_verify else None
             certificate, key = config.server_cert.encode(), config.server_key.encode()
             try:
-                self._server.set_tls(wire, certificate, key, authorities, config.client_verify)
+                self.server.set_tls(wire, certificate, key, authorities, config.client_verify)
             except ValueError as error:
                 raise InvalidRequest(f"the native core can not use it: {error}") from error
 
@@ -206,7 +171,7 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
             "max_queue_s": settings.max_queue_ms / 1e3,
             # The native core forwards at most twice as many requests as Python runs at a time, so that Python never has
             # to wait for its next request.
-            "max_forwarded": 2 * max(settings.grpc_max_threads, settings.graph_threads),
+            "max_forwarded": 2 * settings.neighbors_threads,
             "handshake_timeout_s": settings.stall_timeout_s,
             "head_timeout_s": settings.stall_timeout_s,
             "stall_timeout_s": settings.stall_timeout_s,
@@ -283,7 +248,9 @@ class SampledRequests:
         self._thread: threading.Thread | None = None
 
     def start(self, edge: Edge) -> None:
-        self._thread = threading.Thread(target=self._run, args=(edge.take_records,), name="native-records", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(edge.server.take_records,), name="native-records", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:

@@ -1,8 +1,4 @@
-"""Adds the native core's counts of requests, batches and pages to the counters of the server's metrics.
-
-The core's counts only grow. Each collect() adds the increase since the last collect(), so that the server's counters
-keep the counts of unloaded versions.
-"""
+"""Reads the native core's counts of requests, batches and pages for the server's metrics and its status page."""
 
 from __future__ import annotations
 
@@ -10,173 +6,90 @@ import json
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from service.configuration.settings import Settings
 from service.control import request_context
 from service.control.request_context import Subject
-from service.observe.metric_text import BATCH_ROWS, QUEUE, REQUEST, Durations, Rows, Times
-from service.observe.request_metrics import Batches, RequestCounter, Successes
-from service.types import SignatureKind
+from service.observe.metric_text import BATCH_ROWS, EXAMPLES, QUEUE, REQUEST, Rows, Times
+from service.observe.request_metrics import Batches, CoreCounts, Requests, Successes
 from service.versions.counts import PageCounts
 from service.wire.config_protos import BatchingParameters
 
+if TYPE_CHECKING:
+    from service import _native
+
+logger = logging.getLogger(__name__)
+
 Document = dict[str, Any]
+# Least seconds between two log lines on refused requests.
+_LOG_S = 1.0
 # Fields of the native core's statistics that read() leaves out, because the status page shows them elsewhere or as
 # sums.
 _APART = ("subjects", "slow", "failures", "refused", "failed", "waited", "held")
-
-
-class _Numbers(NamedTuple):
-    """The native core's numbers for one set of labels: sums of rows and seconds, and histograms of request times.
-
-    example_counts: a histogram of the tf.Examples in a request; [] for methods without Examples.
-    """
-
-    rows: int
-    seconds: float
-    counts: list[int]
-    run_seconds: float
-    run_counts: list[int]
-    example_counts: list[int]
-
-
-class Events(Protocol):
-    """The observer that counts refused requests, waiting times and dropped connections."""
-
-    def connection_dropped(self, reason: str) -> None: ...
-
-    def refused(self, model: str, reason: str, count: int = 1) -> None: ...
-
-    def waits_counted(self, model: str, times: Times) -> None: ...
-
-    def held_by_core(self, held: Mapping[str, int]) -> None:
-        """Stores how many bytes the requests in flight of each model hold in the native core."""
-        ...
-
-
-class CoreNumbers(Protocol):
-    """The source of the native core's statistics, such as core.edge.Edge; edge/snapshot.rs makes the JSON."""
-
-    @property
-    def statistics(self) -> str: ...
-
-    def retire(self, model: str, version: int) -> str: ...
-
-    def forget(self, model: str) -> None: ...
+# Reasons for which the core refuses or closes a connection; its other refusals are of requests.
+_OF_CONNECTIONS = ("connections", "idle")
 
 
 class NativeStatistics:
-    """The reader of the native core's statistics, which adds them to the server's counters. Concurrency: any thread.
+    """The reader of the native core's statistics, which edge/snapshot.rs makes. Concurrency: any thread.
+
+    counts: the counts of the last collect().
 
     Args:
-      requests: the counter that the core's answered requests are added to.
       slow: called for each new slow request; was_slow() of service.observe.history.
       failed: called for each new refused request; noted() of service.observe.history.
-      events: called for refusals, waits and dropped connections.
-      handshake_failed: called with the wire of a connection whose handshake, of TLS or of HTTP/2, failed.
       now: seconds since 1970.
     """
 
     def __init__(
         self,
-        core: CoreNumbers,
-        requests: RequestCounter,
+        core: _native.Server,
         *,
         slow: Callable[[Subject, float, float, int], None],
         failed: Callable[[Subject, str, str], None],
-        events: Events,
-        handshake_failed: Callable[[str], None],
         now: Callable[[], float] = time.time,
     ) -> None:
+        self.counts = CoreCounts()
         self._core = core
-        self._requests = requests
         self._slow = slow
-        self._failed_request = failed
-        self._events = events
-        self._handshake_failed = handshake_failed
+        self._failed = failed
+        self._now, self._log_again_s = now, 0.0
         self._lock = threading.Lock()
-        self._known: dict[tuple[Subject, SignatureKind], _Numbers] = {}
-        self._counted: dict[tuple[str, str], int] = {}
-        self._refused: dict[tuple[str, str], int] = {}
-        self._failed: dict[tuple[Subject, str], int] = {}
-        self._waited: dict[str, tuple[list[int], float]] = {}
-        self._slow_until_s = self._failed_until_s = now()
+        self._told_until_s = dict.fromkeys(("slow", "failures"), now())
         self._last: Document = {}
-        self._is_stopped = False
 
-    def collect(self) -> None:
+    def collect(self) -> CoreCounts:
         with self._lock:
-            if self._is_stopped:
-                return
-            document = self._last = json.loads(self._core.statistics)
-            self._known = self._add(document["subjects"])
-            self._tell_events(document)
-            self._tell_slow(document["slow"])
-            self._tell_failures(document["failures"])
+            self._last = json.loads(self._core.statistics())
+            before, self.counts = self.counts.refused, _counts_of(self._last)
+            self._log_refusals(before)
+            for one in self._new("slow"):
+                with _in_request(one):
+                    self._slow(_subject(one), one["seconds"], one["run_seconds"], one["rows"])
+            for one in self._new("failures"):
+                with _in_request(one):
+                    self._failed(_subject(one), one["code"], one["message"])
+            return self.counts
 
-    def retire(self, model: str, version: int) -> None:
-        with self._lock:
-            if self._is_stopped:
-                return
-            retired = json.loads(self._core.retire(model, version))
-            gone = self._add(retired["subjects"])
-            self._known = {key: numbers for key, numbers in self._known.items() if key not in gone}
-            self._add_failures(retired["failed"])
-            self._failed = {key: count for key, count in self._failed.items() if key[0][2:4] != (model, version)}
-
-    def _add_failures(self, failed: list[Document]) -> None:
-        for one in failed:
-            key = (_subject(one), one["code"])
-            more = one["count"] - self._failed.get(key, 0)
-            self._failed[key] = one["count"]
-            if more:
-                self._requests.add_failures(*key, more)
+    def retire(self, model: str, version: int) -> Requests:
+        """Removes an unloaded version's counts from the native core, and returns them."""
+        return _requests_of(json.loads(self._core.retire(model, version)))
 
     def forget(self, model: str) -> None:
-        """Removes all counts of a removed model, from the native core too; a later model of the name counts from 0."""
-        with self._lock:
-            if self._is_stopped:
-                return
-            self._core.forget(model)
-            self._known = {key: numbers for key, numbers in self._known.items() if key[0].model != model}
-            self._refused = {key: count for key, count in self._refused.items() if key[0] != model}
-            self._failed = {key: count for key, count in self._failed.items() if key[0].model != model}
-            self._waited.pop(model, None)
-
-    def stop(self) -> None:
-        """Adds the native core's last counts to the server's counters; called before the core ends."""
-        self.collect()
-        with self._lock:
-            self._is_stopped = True
-
-    def _add(self, subjects: list[Document]) -> dict[tuple[Subject, SignatureKind], _Numbers]:
-        """Adds the core's counts since the last call to the RequestCounter; returns the core's totals by labels."""
-        found: dict[tuple[Subject, SignatureKind], _Numbers] = {}
-        for one in subjects:
-            subject, kind, numbers = _subject(one), one["kind"], _Numbers(*(one[name] for name in _Numbers._fields))
-            found[subject, kind] = numbers
-            before = self._known.get((subject, kind))
-            if before is None or sum(numbers.counts) < sum(before.counts):
-                # If the native core's counts for a set of labels became smaller, the core has dropped these counts
-                # since the last collect(), and counts from 0 again.
-                before = _Numbers(
-                    *(0, 0.0, [0] * len(numbers.counts), 0.0, [0] * len(numbers.run_counts)),
-                    [0] * len(numbers.example_counts),
-                )
-            if numbers.counts != before.counts:
-                self._requests.add(subject, _successes(kind, numbers, before))
-        return found
+        """Removes all counts of a removed model from the native core; a later model of the name counts from 0."""
+        self._core.forget(model)
 
     def read(self) -> Document:
         with self._lock:
-            found = {name: _counts(value) for name, value in self._last.items() if name not in _APART}
-            refused: dict[str, int] = {}
+            found = {name: _labelled(value) for name, value in self._last.items() if name not in _APART}
+            refused: Counter[str] = Counter()
             for _, reason, count in self._last.get("refused", ()):
-                refused[reason] = refused.get(reason, 0) + count
-            return found | {"refused": refused}
+                refused[reason] += count
+            return found | {"refused": dict(refused)}
 
     @property
     def connections(self) -> int:
@@ -188,61 +101,54 @@ class NativeStatistics:
         """Number of bytes that requests and answers had held, from the server's start to the last collect()."""
         return int(self._last.get("bytes_held_total", 0))
 
-    def _tell_events(self, document: Document) -> None:
-        for wire, _ in self._new(document, "handshakes_failed"):
-            self._handshake_failed(wire)
-            self._events.connection_dropped("handshake")
-        for model, reason, count in document["refused"]:
-            more = count - self._refused.get((model, reason), 0)
-            self._refused[model, reason] = count
-            if reason in ("connections", "idle"):
-                for _ in range(more):
-                    self._events.connection_dropped(reason)
-            elif more:
-                self._events.refused(model, reason, more)
-        self._add_failures(document["failed"])
-        self._tell_waits(document["waited"])
-        self._events.held_by_core(dict(document["held"]))
-        for _ in self._new(document, "cut"):
-            self._events.connection_dropped("stalled")
-        for reason, _ in self._new(document, "flooded"):
-            self._events.connection_dropped(reason if reason == "malformed" else f"flood_{reason}")
+    def _log_refusals(self, before: Mapping[tuple[str, str], int]) -> None:
+        grown = [key for key, count in self.counts.refused.items() if count > before.get(key, 0)]
+        # Thousands of requests may be refused in a second, and metrics may be read often.
+        if grown and self._now() >= self._log_again_s:
+            self._log_again_s = self._now() + _LOG_S
+            model, reason = grown[0]
+            logger.warning("requests are refused", extra={"model": model, "refused_for": reason})
 
-    def _tell_waits(self, waited: list[Document]) -> None:
-        for one in waited:
-            model, counts, seconds = one["model"], one["counts"], one["seconds"]
-            before, seconds_before = self._waited.get(model, ([0] * len(counts), 0.0))
-            self._waited[model] = counts, seconds
-            if counts != before:
-                self._events.waits_counted(model, _times(counts, before, seconds - seconds_before, QUEUE))
-
-    def _new(self, document: Document, name: str) -> list[tuple[str, int]]:
-        """Returns (label, newest total) once for each event in document[name] since the last call for that name.
-
-        An event is, for example, a failed handshake that the core has counted.
-        """
-        found = []
-        for label, count in document[name]:
-            before = self._counted.get((name, label), 0)
-            self._counted[name, label] = count
-            found += [(label, count)] * max(count - before, 0)
+    def _new(self, name: str) -> list[Document]:
+        """Returns the records in a field of the statistics that are newer than those of the last call, oldest first."""
+        until_s = self._told_until_s[name]
+        found = sorted((one for one in self._last[name] if one["at_s"] > until_s), key=lambda one: one["at_s"])
+        if found:
+            self._told_until_s[name] = found[-1]["at_s"]
         return found
 
-    def _tell_failures(self, failures: list[Document]) -> None:
-        """Tells the status page the requests that the core refused since the last call."""
-        new = sorted((one for one in failures if one["at_s"] > self._failed_until_s), key=lambda one: one["at_s"])
-        for one in new:
-            self._failed_until_s = one["at_s"]
-            with _in_request(one):
-                self._failed_request(_subject(one), one["code"], one["message"])
 
-    def _tell_slow(self, slow: list[Document]) -> None:
-        for one in slow:
-            if one["at_s"] <= self._slow_until_s:
-                continue
-            self._slow_until_s = one["at_s"]
-            with _in_request(one):
-                self._slow(_subject(one), one["seconds"], one["run_seconds"], one["rows"])
+def _counts_of(document: Document) -> CoreCounts:
+    refused = document["refused"]
+    dropped: dict[str, int] = {
+        "handshake": sum(count for _, count in document["handshakes_failed"]),
+        "stalled": sum(count for _, count in document["cut"]),
+        **{reason if reason == "malformed" else f"flood_{reason}": count for reason, count in document["flooded"]},
+        **{reason: count for _, reason, count in refused if reason in _OF_CONNECTIONS},
+    }
+    return CoreCounts(
+        requests=_requests_of(document),
+        refused={(model, reason): count for model, reason, count in refused if reason not in _OF_CONNECTIONS},
+        waits={one["model"]: Times(QUEUE, one["counts"], one["seconds"]) for one in document["waited"]},
+        held=dict(document["held"]),
+        dropped={reason: count for reason, count in dropped.items() if count},
+        handshakes_failed=dict(document["handshakes_failed"]),
+    )
+
+
+def _requests_of(document: Document) -> Requests:
+    found = Requests()
+    for one in document["subjects"]:
+        cell = Successes(one["kind"], has_examples=False)
+        cell.rows = one["rows"]
+        cell.times = Times(REQUEST, one["counts"], one["seconds"])
+        cell.run_times = Times(REQUEST, one["run_counts"], one["run_seconds"])
+        if one["example_counts"]:
+            cell.examples = Rows(EXAMPLES, one["example_counts"], cell.rows)
+        found.add_successes(_subject(one), cell)
+    for one in document["failed"]:
+        found.add_failures(_subject(one), one["code"], one["count"])
+    return found
 
 
 @contextmanager
@@ -258,34 +164,9 @@ def _subject(one: Mapping[str, Any]) -> Subject:
     return Subject(one["api"], one["method"], one["model"], one["version"], one["signature"])
 
 
-def _successes(kind: SignatureKind, now: _Numbers, before: _Numbers) -> Successes:
-    found = Successes(kind, bool(now.example_counts))
-    found.rows = now.rows - before.rows
-    if found.examples is not None:
-        found.examples.counts = _new(now.example_counts, before.example_counts)
-        found.examples.total = found.rows
-    found.times = _times(now.counts, before.counts, now.seconds - before.seconds)
-    found.run_times = _times(now.run_counts, before.run_counts, now.run_seconds - before.run_seconds)
-    return found
-
-
-def _times(now: list[int], before: list[int], seconds: float, limits: Durations = REQUEST) -> Times:
-    times = Times(limits)
-    times.counts = _new(now, before)
-    times.seconds = seconds
-    return times
-
-
-def _new(now: list[int], before: list[int]) -> list[int]:
-    return [a - b for a, b in zip(now, before, strict=True)]
-
-
-def _counts(value: Any) -> Any:
+def _labelled(value: Any) -> Any:
     # A list of (label, count) pairs becomes a dict, which the status page shows as a JSON object.
     return dict(value) if isinstance(value, list) else value
-
-
-logger = logging.getLogger(__name__)
 
 
 class Batcher:
@@ -307,13 +188,11 @@ class Batcher:
 
     def counts(self) -> Batches:
         found = json.loads(self.core.counts())
-        waits = Times(QUEUE)
-        if found["num_runs"]:
-            waits.counts, waits.seconds = found["waits"]["counts"], found["waits"]["sum"]
+        waits = found["waits"]
         return Batches(
             found["num_runs"],
             found["num_requests"],
-            {self._pool: waits} if found["num_runs"] else {},
+            {self._pool: Times(QUEUE, waits["counts"], waits["sum"])} if found["num_runs"] else {},
             {int(size): _rows(rows) for size, rows in found["padding"].items()},
             _rows(found["arrived"]),
             _rows(found["run"]),
@@ -334,10 +213,7 @@ def create_batcher(settings: Settings, parameters: BatchingParameters | None) ->
 
 
 def _rows(found: dict[str, Any]) -> Rows:
-    rows = Rows(BATCH_ROWS)
-    if found["counts"]:
-        rows.counts, rows.total = found["counts"], found["sum"]
-    return rows
+    return Rows(BATCH_ROWS, found["counts"], found["sum"]) if found["counts"] else Rows(BATCH_ROWS)
 
 
 class Pages:

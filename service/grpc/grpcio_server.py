@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
 
 import grpc
 
-from service.access.callers import Callers, Grant, Part, names_of_auth_context
-from service.admission import Reservation
+from service.access.callers import Callers, Grant, Part
 from service.control import request_context
 from service.control.engine import Engine
 from service.core.forwarded import Forwarding
-from service.errors import NotFound, Unauthenticated, Unimplemented
-from service.grpc import health
+from service.errors import Unauthenticated, Unimplemented
 from service.grpc.health import HEALTH_SERVICE, REFLECTION_NAMES, Health, Reflection
 from service.grpc.methods import (
     HEALTH_NAMES,
@@ -28,7 +26,7 @@ from service.grpc.methods import (
     unary_handlers,
 )
 from service.grpc.refusals import STATUS_CODES, Refusals, retry_hint
-from service.wire.api import Handler, first_model
+from service.wire.api import Handler
 
 _OPEN_PATHS: dict[str, Part] = {
     **{f"/{HEALTH_SERVICE}/{method}": "health" for method in ("Check", "Watch")},
@@ -37,155 +35,72 @@ _OPEN_PATHS: dict[str, Part] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class Guard:
-    """The check of credentials of gRPC calls. Concurrency: any thread.
+    """The check of gRPC calls' callers: finds a call's caller, and ends calls of unknown callers.
 
-    engine_of: returns the engine with one caller's rights.
+    Concurrency: any thread.
+
+    engine: checks the rights of the current caller.
     """
 
-    callers: Callers
-    engine_of: Callable[[Grant], Engine]
-
-    def grant(self, path: str, authorizations: Collection[bytes], names: Collection[str]) -> Grant:
-        """Returns the rights (the grant) of a gRPC call's caller: those of nobody for an open path without valid
-        credentials; else raises Unauthenticated.
-
-        Args:
-          authorizations: all values of the metadata key "authorization".
-          names: names in the verified client certificate.
-        """
-        value = None if not authorizations else next(iter(authorizations)) if len(authorizations) == 1 else b""
-        try:
-            return self.callers.authenticate(value, names)
-        except Unauthenticated:
-            part = _OPEN_PATHS.get(path)
-            if part is None or not self.callers.is_open(part):
-                raise
-            return self.callers.nobody
-
-
-class HealthFor:
-    """The health service for one caller: a model on which the caller has no right looks like an unknown service."""
-
-    def __init__(self, all_health: Health, grant: Grant) -> None:
-        self._health = all_health
-        self._grant = grant
-
-    def check(self, service: str) -> object:
-        """Returns a HealthCheckResponse with a service's status.
-
-        Raises NotFound for an unknown service, or a model that the caller may not see.
-        """
-        if not sees(self._grant, service):
-            raise NotFound(f"Unknown service: {service[:100]}")
-        return self._health.check(service)
-
-    def watch(self, service: str, send: Callable[[object], None]) -> Callable[[], None]:
-        """Sends a service's status now and at each change, until the returned function is called; a hidden model looks
-        unknown.
-        """
-        return self._health.watch(shown_service(self._grant, service), send)
-
-
-def sees(grant: Grant, service: str) -> bool:
-    """Says whether a caller may see a service's health: all see the server's services, but models only with a right."""
-    return service in HEALTH_NAMES or bool(grant.rights(service))
-
-
-def shown_service(grant: Grant, service: str) -> str:
-    """Returns the name under which Health watches a service for a caller.
-
-    For a model that the caller may not see, this is a name that no service ever has.
-    """
-    # Health has no service whose name begins with "/", because names of gRPC services and of models hold no slashes.
-    return service if sees(grant, service) else f"/{service}"
-
-
-class ContextGuard:
-    """The check of callers for grpcio: finds a call's caller, ends an unknown caller's calls. Concurrency: any thread.
-
-    Args:
-      forwarding: reads the names in client certificates, which the native core passes on in headers.
-    """
-
-    def __init__(self, guard: Guard, forwarding: Forwarding) -> None:
-        self._guard = guard
+    def __init__(self, callers: Callers, engine: Engine, forwarding: Forwarding) -> None:
+        self.engine = engine
+        self._callers = callers
         self._forwarding = forwarding
         self._refusals = Refusals()
 
-    def grant(self, path: str, context: grpc.ServicerContext) -> Grant:
-        """Returns the rights (the grant) of a gRPC call's caller; ends the call if the caller is unknown."""
-        headers = headers_of(context)
-        values = [value for name, value in headers if name == b"authorization"]
-        # auth_context has the type Any, because a key can have several values, and grpcio's type stubs allow only one.
-        auth_context: Any = context.auth_context()
+    @contextmanager
+    def acting(self, path: str, context: grpc.ServicerContext) -> Iterator[None]:
+        """Runs a `with` block with the rights of a call's caller; raises Unauthenticated if the caller is unknown."""
+        with self._callers.acting(self._grant(path, context)):
+            yield
+
+    def sees(self, context: grpc.ServicerContext) -> Callable[[str], bool]:
+        """Returns whether the caller of a health check may see a service: each of the server's, a model with a right on
+        it.
+        """
+        grant = self._grant_or_end(f"/{HEALTH_SERVICE}/Check", context)
+        return lambda service: service in HEALTH_NAMES or bool(grant.rights(service))
+
+    def check_reflection(self, context: grpc.ServicerContext) -> None:
+        self._grant_or_end(f"/{REFLECTION_NAMES[0]}/ServerReflectionInfo", context)
+
+    def _grant_or_end(self, path: str, context: grpc.ServicerContext) -> Grant:
         try:
-            names = names_of_auth_context(auth_context) | self._forwarding.names(headers)
-            return self._guard.grant(path, values, names)
+            return self._grant(path, context)
         except Unauthenticated as error:
             code, text = self._refusals(error)
             context.abort(STATUS_CODES[code], text)
 
-
-class CallerTable(grpc.GenericRpcHandler):
-    """The dispatcher of gRPC calls: each caller has a table of methods, over an engine that checks its rights.
-
-    Args:
-      make: makes the table of methods of one caller.
-    """
-
-    def __init__(self, guard: ContextGuard, make: Callable[[Grant], grpc.GenericRpcHandler]) -> None:
-        self._guard = guard
-        self._make = make
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """Returns the handler of a gRPC method for grpcio.
-
-        None for health and reflection, which have handlers of their own.
-        """
-        path = handler_call_details.method
-        if path.startswith((f"/{HEALTH_SERVICE}/", *(f"/{name}/" for name in REFLECTION_NAMES))):
-            return None
-
-        def serve(data: bytes, context: grpc.ServicerContext) -> bytes:
-            grant = self._guard.grant(path, context)
-            handler: Any = grant.keep("grpcio", lambda: self._make(grant)).service(handler_call_details)
-            if handler is None:
-                context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-            answer: bytes = handler.unary_unary(data, context)
-            return answer
-
-        return grpc.unary_unary_rpc_method_handler(serve)
+    def _grant(self, path: str, context: grpc.ServicerContext) -> Grant:
+        """Returns the rights (the grant) of a call's caller; those of nobody for an open path without credentials."""
+        metadata = context.invocation_metadata() or ()
+        headers = [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]
+        values = [value for name, value in headers if name == b"authorization"]
+        value = None if not values else values[0] if len(values) == 1 else b""
+        try:
+            return self._callers.authenticate(value, self._forwarding.names(headers))
+        except Unauthenticated:
+            part = _OPEN_PATHS.get(path)
+            if part is None or not self._callers.is_open(part):
+                raise
+            return self._callers.nobody
 
 
-class GuardedHealth(Health):
-    """A health service that finds the caller of each call, and hides models on which this caller has no right."""
+class _Everybody:
+    """The Guard of a server without --auth_config, which lets everybody call."""
 
-    def __init__(self, guard: ContextGuard) -> None:
-        super().__init__()
-        self._guard = guard
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
 
-    def _seen_by(self, context: grpc.ServicerContext) -> HealthFor:
-        return HealthFor(self, self._guard.grant(f"/{HEALTH_SERVICE}/Check", context))
+    def acting(self, path: str, context: grpc.ServicerContext) -> AbstractContextManager[None]:
+        return nullcontext()
 
+    def sees(self, context: grpc.ServicerContext) -> Callable[[str], bool]:
+        return lambda service: True
 
-class GuardedReflection(Reflection):
-    """A reflection service that answers only callers who may use reflection."""
-
-    def __init__(self, guard: ContextGuard, *args: Any) -> None:
-        super().__init__(*args)
-        self._guard = guard
-
-    def _answer(self, requests: Any, context: grpc.ServicerContext) -> Any:
-        self._guard.grant(f"/{REFLECTION_NAMES[0]}/ServerReflectionInfo", context)
-        return super()._answer(requests, context)
-
-
-def headers_of(context: grpc.ServicerContext) -> list[tuple[bytes, bytes]]:
-    """Returns the metadata (headers) of a gRPC call as pairs of bytes."""
-    metadata = context.invocation_metadata() or ()
-    return [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]
+    def check_reflection(self, context: grpc.ServicerContext) -> None:
+        pass
 
 
 _INT32_MAX = 2**31 - 1
@@ -228,30 +143,18 @@ class GrpcServer:
         self._engine = engine
         self._abstract_name = abstract_name
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
-        methods: grpc.GenericRpcHandler
-        if guard is None:
-            self._health = health.Health()
-            self._reflection = Reflection(SERVICES, descriptor_pool())
-            methods = _MethodTable(engine, as_content=as_content)
-        else:
-            known, by_context = guard, ContextGuard(guard, forwarding)
-            self._health = GuardedHealth(by_context)
-            self._reflection = GuardedReflection(by_context, SERVICES, descriptor_pool())
-
-            def of_caller(grant: Grant) -> grpc.GenericRpcHandler:
-                return _MethodTable(known.engine_of(grant), as_content=as_content)
-
-            methods = CallerTable(by_context, of_caller)
+        known = guard or _Everybody(engine)
+        self._health = Health(known.sees)
+        self._reflection = Reflection(SERVICES, descriptor_pool(), known.check_reflection)
         core_only: list[grpc.ServerInterceptor] = [_CoreOnly(forwarding)]
         self._server = grpc.server(
             self._threads,
             handlers=[
-                methods,
                 self._health.handler(),
                 *self._reflection.handlers(),
+                # The last one, because it also answers calls of unknown methods.
+                _MethodTable(known, as_content=as_content),
             ],
-            # Most gRPC calls that run or wait at a time; grpcio itself refuses further calls with RESOURCE_EXHAUSTED.
-            maximum_concurrent_rpcs=min(max_workers + engine.admission.limits.queued, _INT32_MAX),
             options=list({**_options(max_message_bytes), **_CORE_OPTIONS}.items()),
             interceptors=core_only,
         )
@@ -328,18 +231,17 @@ class _MethodTable(grpc.GenericRpcHandler):
     The handler is also chosen by the form of answer in the request's metadata: choosing later would cost each request.
     """
 
-    def __init__(self, engine: Engine, *, as_content: bool) -> None:
-        serve = _Serve(engine)
+    def __init__(self, guard: Guard | _Everybody, *, as_content: bool) -> None:
+        serve = _Serve(guard)
         self._as_content = as_content
         self._handlers: dict[tuple[str, bool], grpc.RpcMethodHandler[bytes, bytes]] = {
-            (path, in_content): grpc.unary_unary_rpc_method_handler(partial(serve, handler))
+            (path, in_content): grpc.unary_unary_rpc_method_handler(partial(serve, path, handler))
             for in_content in (False, True)
-            for path, handler in unary_handlers(engine, as_content=in_content).items()
+            for path, handler in unary_handlers(guard.engine, as_content=in_content).items()
         }
-        self._unimplemented: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            path: grpc.unary_unary_rpc_method_handler(partial(serve, partial(_refuse, text)))
-            for path, text in UNIMPLEMENTED.items()
-        }
+        self._refusals = {path: _refusing(serve, path, text) for path, text in UNIMPLEMENTED.items()}
+        # An unknown caller must not learn which methods there are, so this handler checks the caller, too.
+        self._unknown = _refusing(serve, "", "Method not found!") if isinstance(guard, Guard) else None
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         as_content = self._as_content
@@ -347,7 +249,7 @@ class _MethodTable(grpc.GenericRpcHandler):
             if key == TENSOR_ENCODING_KEY:
                 as_content = value != "values"
         path = handler_call_details.method
-        return self._handlers.get((path, as_content)) or self._unimplemented.get(path)
+        return self._handlers.get((path, as_content)) or self._refusals.get(path, self._unknown)
 
 
 class _Serve:
@@ -356,25 +258,22 @@ class _Serve:
     Concurrency: any thread.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, guard: Guard | _Everybody) -> None:
+        self._engine = guard.engine
+        self._guard = guard
         self._refusals = Refusals()
 
-    def __call__(self, handler: Handler, data: bytes, context: grpc.ServicerContext) -> bytes:
+    def __call__(self, path: str, handler: Handler, data: bytes, context: grpc.ServicerContext) -> bytes:
         if not context.is_active():
             # The client has cancelled the call while it waited for a thread, so nobody reads this answer.
             return b""
         self._enter(context)
-        remaining_s = context.time_remaining()
-        deadline_s = None if remaining_s is None else self._engine.clock() + remaining_s
-        reservation = Reservation(self._engine.admission, first_model(data, self._engine.is_model))
         try:
-            reservation.grow(len(data))
-            return handler(data, deadline_s)
+            with self._guard.acting(path, context):
+                remaining_s = context.time_remaining()
+                return handler(data, None if remaining_s is None else self._engine.clock() + remaining_s)
         except Exception as error:
             self._abort(context, error)
-        finally:
-            reservation.drop_user()
 
     def _enter(self, context: grpc.ServicerContext) -> None:
         named = {key: value for key, value in context.invocation_metadata() or () if key in _CONTEXT_KEYS}
@@ -393,5 +292,8 @@ class _Serve:
         context.abort(STATUS_CODES[code], text)
 
 
-def _refuse(text: str, data: bytes, deadline_s: float | None) -> bytes:
-    raise Unimplemented(text)
+def _refusing(serve: _Serve, path: str, text: str) -> grpc.RpcMethodHandler[bytes, bytes]:
+    def refuse(data: bytes, deadline_s: float | None) -> bytes:
+        raise Unimplemented(text)
+
+    return grpc.unary_unary_rpc_method_handler(partial(serve, path, refuse))

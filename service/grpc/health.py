@@ -27,7 +27,6 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from service.control.engine import Engine
-from service.errors import NotFound
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
@@ -64,9 +63,14 @@ class Health:
     """The health statuses of the server, its services and its models, which clients check or watch.
 
     Concurrency: any thread.
+
+    Args:
+      sees: finds the caller of a call, and returns whether this caller may see a service's status; a model that the
+        caller may not see looks like an unknown service.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sees: Callable[[grpc.ServicerContext], Callable[[str], bool]]) -> None:
+        self._sees = sees
         self._lock = threading.Lock()
         self._statuses: dict[str, int] = {}
         self._watchers: dict[str, list[_Watcher]] = {}
@@ -134,20 +138,22 @@ class Health:
         with self._lock:
             return frozenset(name for name, status in self._statuses.items() if status == _SERVING)
 
-    def check(self, service: str) -> Any:
-        """Returns a HealthCheckResponse with a service's status; raises NotFound for an unknown service."""
-        status = self._statuses.get(service)
+    def _check(self, data: bytes, context: grpc.ServicerContext) -> Any:
+        sees, service = self._sees(context), _service(data, context)
+        status = self._statuses.get(service) if sees(service) else None
         if status is None:
-            raise NotFound(f"Unknown service: {service[:100]}")
+            context.abort(grpc.StatusCode.NOT_FOUND, f"Unknown service: {service[:100]}")
         return health_pb2.HealthCheckResponse(status=status)
 
-    def watch(self, service: str, send: Callable[[Any], None]) -> Callable[[], None]:
-        """Sends a service's health status now and at each change, and None at the end; another thread calls send.
-
-        Returns:
-          A function that ends the watch.
+    def _watch(self, data: bytes, context: grpc.ServicerContext, send_response_callback: Callable[[Any], None]) -> None:
+        """Sends a service's status now and at each change, and None at the end; another thread calls
+        send_response_callback.
         """
-        watcher = _Watcher(send)
+        sees, service = self._sees(context), _service(data, context)
+        # Names of gRPC services and of models hold no slashes, so a model that the caller may not see is watched like
+        # an unknown service.
+        service = service if sees(service) else f"/{service}"
+        watcher = _Watcher(send_response_callback)
         with self._lock:
             self._watchers.setdefault(service, []).append(watcher)
         # The thread that sends changed health statuses to watchers also sends a new watcher's first status. If the
@@ -157,22 +163,9 @@ class Health:
         def forget() -> None:
             self._forget(service, watcher)
 
-        return forget
-
-    def _check(self, data: bytes, context: grpc.ServicerContext) -> Any:
-        try:
-            return self._seen_by(context).check(_service(data, context))
-        except NotFound as error:
-            context.abort(grpc.StatusCode.NOT_FOUND, error.message)
-
-    def _watch(self, data: bytes, context: grpc.ServicerContext, send_response_callback: Callable[[Any], None]) -> None:
-        forget = self._seen_by(context).watch(_service(data, context), send_response_callback)
         if not context.add_callback(forget):
             # add_callback() returns False if the client has disconnected already: then the callback never runs.
             forget()
-
-    def _seen_by(self, context: grpc.ServicerContext) -> Any:
-        return self
 
     def _forget(self, service: str, watcher: _Watcher) -> bool:
         """Removes a client from the watchers of a service; returns False if it was removed before."""
@@ -231,9 +224,14 @@ _NUM_THREADS = 4
 
 
 class Reflection:
-    """The reflection service for the gRPC services in a descriptor pool. Concurrency: any thread."""
+    """The reflection service for the gRPC services in a descriptor pool. Concurrency: any thread.
 
-    def __init__(self, services: Sequence[str], pool: Any) -> None:
+    Args:
+      check: ends a call whose caller may not use reflection.
+    """
+
+    def __init__(self, services: Sequence[str], pool: Any, check: Callable[[grpc.ServicerContext], object]) -> None:
+        self._check = check
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grpc-reflection")
         self._servicer = reflection.ReflectionServicer(services, pool=_PoolWithMethods(pool))
         self._lock = threading.Lock()
@@ -261,6 +259,7 @@ class Reflection:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+        self._check(context)
         with self._lock:
             self._open.add(context)
         if not context.add_callback(partial(self._forget, context)):

@@ -9,7 +9,6 @@ triton-inference-server/common, protobuf/grpc_service.proto for the extensions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -106,16 +105,12 @@ def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Ha
 
 
 def _search(engine: Engine, request: PredictRequest, call: Call, *, as_content: bool) -> bytes:
-    """Searches for nearest rows, in a thread for searches, and returns the result as a PredictResponse. Blocks.
-
-    Raises:
-      ServiceError: as Engine.neighbors; Overloaded or DeadlineExceeded if no thread is free in time.
+    """Searches for nearest rows, in a thread for searches, and returns the result as a PredictResponse. Blocks; raises
+    as Engine.neighbors.
     """
 
-    def run(refusal: ServiceError | None) -> bytes:
+    def run() -> bytes:
         try:
-            if refusal is not None:
-                raise refusal
             table, query = decode_search(decode_inputs(request))
         except ServiceError as error:
             engine.reject(error, call, model=request.ref.name)
@@ -129,13 +124,7 @@ def _search(engine: Engine, request: PredictRequest, call: Call, *, as_content: 
             as_content=as_content,
         )
 
-    # copy_context() carries the request's id, its trace and its caller's grant to the thread.
-    context = copy_context()
-    job = engine.searches.pool.submit(
-        engine.share_of(request.ref.name), lambda refusal: context.run(run, refusal), call.deadline_s
-    )
-    answer: bytes = job.result()
-    return answer
+    return engine.searches.submit(run).result()
 
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"

@@ -24,7 +24,7 @@ from service.access.sessions import CSRF_HEADER, Sessions
 from service.control.engine import Engine
 from service.errors import MalformedPayload, PermissionDenied, RouteNotFound, ServiceError
 from service.http.access import AccessMiddleware, session_cookie
-from service.http.body import read_uncounted
+from service.http.body import read_body
 from service.http.console_routes import SESSION_PATH, ConsoleSources, add_console_routes
 from service.http.errors import error_response, service_error_response
 from service.http.middleware import RequestIdMiddleware, RequestIds, SecurityHeadersMiddleware
@@ -66,7 +66,7 @@ def create_admin_app(
         """Replaces the list of models, as the gRPC method HandleReloadConfigRequest does; an error changes nothing."""
         if callers is not None:
             callers.require_everywhere("admin")
-        body = await read_uncounted(request, _MAX_CONFIG_BYTES)
+        body = await read_body(request, _MAX_CONFIG_BYTES)
         try:
             text = body.decode() or None
         except UnicodeDecodeError as error:
@@ -76,7 +76,7 @@ def create_admin_app(
 
     async def set_label(request: Request) -> Response:
         """Points a label of a model to a version; the version null removes the label."""
-        body = await read_uncounted(request, _MAX_CONFIG_BYTES)
+        body = await read_body(request, _MAX_CONFIG_BYTES)
         ref, version = model_ref(request), _version_of(body)
         assert ref.label is not None  # The HTTP path of the route that sets a label always names the label.
         await asyncio.to_thread(copy_context().run, engine.set_label, ref.name, ref.label, version)
@@ -84,7 +84,7 @@ def create_admin_app(
 
     async def pin(request: Request) -> Response:
         """Makes a model serve one version only; null in place of a version ends this pin."""
-        body = await read_uncounted(request, _MAX_CONFIG_BYTES)
+        body = await read_body(request, _MAX_CONFIG_BYTES)
         ref, version = model_ref(request), _version_of(body)
         await asyncio.to_thread(copy_context().run, engine.pin, ref.name, version)
         return Response(orjson.dumps({"model": ref.name, "version": version}), media_type="application/json")
@@ -182,7 +182,7 @@ def _add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> Non
 
     async def upsert(request: Request) -> Response:
         """Handles an upsert request, which changes rows of a table permanently."""
-        body = await read_uncounted(request, max_body_bytes)
+        body = await read_body(request, max_body_bytes)
         work = (engine, model_ref(request), request.path_params["table"], body)
         # An upsert has no deadline, because the client must learn whether the rows are on disk. copy_context() carries
         # the caller's rights (the grant) to the thread.

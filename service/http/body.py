@@ -7,7 +7,6 @@ import zlib
 
 from starlette.requests import ClientDisconnect, Request
 
-from service.admission import Admission, Reservation
 from service.errors import MalformedPayload, PayloadTooLarge
 
 # zlib's window size that selects gzip's format; HTTP's "deflate" is zlib's own format.
@@ -23,35 +22,25 @@ _FREE_BYTES, _MAX_RATIO = 4 << 20, 100
 _MAX_MEMBERS = 1000
 
 
-async def read_body(request: Request, max_bytes: int, reservation: Reservation) -> bytes:
+async def read_body(request: Request, max_bytes: int) -> bytes:
     """Reads a request's body, and decompresses it if Content-Encoding says so.
 
     The limit holds for the declared size, the received size and the decompressed size, so that no body costs more
-    memory than max_bytes and a chunk.
-
-    Args:
-      reservation: the request's reservation; grown by the kept bytes, and checked for the declared size before reading.
+    memory than max_bytes and a chunk. The native core has counted the bodies that it forwards as bytes in flight.
 
     Raises:
       PayloadTooLarge: the body is over the limit, or compressed far better than requests are.
-      Overloaded: the server's limit on bytes in flight is reached.
       MalformedPayload: the body is not the gzip or deflate data that its header says, or has another encoding.
     """
     declared, encoding = _headers(request)
     if declared > max_bytes:
         raise PayloadTooLarge(f"The body of {declared} bytes is over the limit of {max_bytes} bytes.")
-    reservation.check(declared)
     if encoding in (b"", b"identity"):
-        return await _read_plain(request, max_bytes, reservation)
+        return await _read_plain(request, max_bytes)
     if encoding in _DECODERS:
-        return await _read_compressed(request, max_bytes, reservation, *_DECODERS[encoding])
+        return await _read_compressed(request, max_bytes, *_DECODERS[encoding])
     shown = ascii(encoding.decode("latin-1"))
     raise MalformedPayload(f"Content-Encoding {shown} is not supported; send gzip, deflate or none.")
-
-
-async def read_uncounted(request: Request, max_bytes: int) -> bytes:
-    """Reads a body without the server's limits: an operator must be served while the server is overloaded."""
-    return await read_body(request, max_bytes, Reservation(Admission(), ""))
 
 
 def _headers(request: Request) -> tuple[int, bytes]:
@@ -64,16 +53,14 @@ def _headers(request: Request) -> tuple[int, bytes]:
     return declared, encoding
 
 
-async def _read_plain(request: Request, max_bytes: int, reservation: Reservation) -> bytes:
+async def _read_plain(request: Request, max_bytes: int) -> bytes:
     chunk, is_last = await _next_chunk(request)
-    reservation.grow(len(chunk))
     if is_last and len(chunk) <= max_bytes:
         # A request's body in one chunk, the usual case, is returned without a copy.
         return chunk
     chunks, size = [chunk], len(chunk)
     while not is_last and size <= max_bytes:
         chunk, is_last = await _next_chunk(request)
-        reservation.grow(len(chunk))
         chunks.append(chunk)
         size += len(chunk)
     if size > max_bytes:
@@ -81,7 +68,7 @@ async def _read_plain(request: Request, max_bytes: int, reservation: Reservation
     return b"".join(chunks)
 
 
-async def _read_compressed(request: Request, max_bytes: int, reservation: Reservation, name: str, window: int) -> bytes:
+async def _read_compressed(request: Request, max_bytes: int, name: str, window: int) -> bytes:
     decoder = zlib.decompressobj(window)
     pieces: list[bytes] = []
     left, received, num_members = max_bytes, 0, 1
@@ -100,7 +87,6 @@ async def _read_compressed(request: Request, max_bytes: int, reservation: Reserv
                 if left < 0:
                     raise PayloadTooLarge(f"The decompressed body is over the limit of {max_bytes} bytes.")
                 _check_ratio(max_bytes - left, received)
-                reservation.grow(len(piece))
                 pieces.append(piece)
                 # If the decompressor returned as many bytes as it may, it can have more output for the same input.
                 is_full = len(piece) == size

@@ -20,7 +20,7 @@ from service.access.sessions import COOKIE, SESSION_S, Sessions
 from service.control.engine import Engine
 from service.errors import MalformedPayload, RouteNotFound, ServiceError
 from service.http.access import session_cookie
-from service.http.body import read_uncounted
+from service.http.body import read_body
 from service.http.routing import add_route, raw_path
 
 PATH = "/console"
@@ -199,7 +199,7 @@ def add_console_routes(
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             # A form of another site can not send the type application/json, so it can not sign a browser in.
             raise MalformedPayload("Send the token as application/json.")
-        body = await read_uncounted(request, max_body_bytes)
+        body = await read_body(request, max_body_bytes)
         try:
             token = orjson.loads(body)["token"]
         except (orjson.JSONDecodeError, TypeError, KeyError):

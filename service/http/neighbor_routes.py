@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.admission import Reservation
 from service.control.engine import Engine
 from service.control.request_context import Call
 from service.errors import DeadlineExceeded, ServiceError
@@ -23,8 +20,6 @@ from service.types import ModelRef
 from service.versions.neighbors import SIGNATURE
 from service.wire.api import HTTP_API
 from service.wire.json_body import decode_neighbors, encode_neighbors
-
-T = TypeVar("T")
 
 
 def add_neighbor_routes(app: FastAPI, engine: Engine, *, max_body_bytes: int, timeout_s: float) -> Callable[[], None]:
@@ -38,55 +33,27 @@ def add_neighbor_routes(app: FastAPI, engine: Engine, *, max_body_bytes: int, ti
     async def neighbors(request: Request) -> Response:
         """Returns the rows of a table that are nearest to each row or vector that the request names."""
         ref = model_ref(request)
-        call = Call(HTTP_API, SIGNATURE, deadline_s=engine.clock() + timeout_s)
-        reservation = Reservation(engine.admission, engine.share_of(ref.name))
+        deadline_s = engine.clock() + timeout_s
+        call = Call(HTTP_API, SIGNATURE, deadline_s=deadline_s)
         try:
-            try:
-                body = await read_body(request, max_body_bytes, reservation)
-            except ServiceError as error:
-                engine.reject(error, call, model=ref.name)
-                raise
-            # The request's time in metrics begins when its whole body has arrived, because the server does not control
-            # how fast a client sends it.
-            call = replace(call, started_s=engine.clock())
-            work = partial(_neighbors, engine, ref, request.path_params["table"], body, call)
-            answer, version = await _in_thread(engine, reservation, work, call, timeout_s)
-        finally:
-            reservation.drop_user()
+            body = await read_body(request, max_body_bytes)
+        except ServiceError as error:
+            engine.reject(error, call, model=ref.name)
+            raise
+        # The request's time in metrics begins when its whole body has arrived, because the server does not control how
+        # fast a client sends it.
+        call = replace(call, started_s=engine.clock())
+        work = partial(_neighbors, engine, ref, request.path_params["table"], body, call)
+        try:
+            running = asyncio.wrap_future(engine.searches.submit(work))
+            answer, version = await asyncio.wait_for(running, max(deadline_s - engine.clock(), 0))
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"Timed out: the request took longer than {timeout_s:g} s.") from error
         return Response(answer, headers={"X-Model-Version": str(version)}, media_type="application/json")
 
     add_model_route(app, "/tables/{table}:neighbors", neighbors, "POST", "findNeighbors")
 
-    def close() -> None:
-        engine.searches.indexes.close()
-        engine.searches.pool.close()
-
-    return close
-
-
-async def _in_thread(
-    engine: Engine, reservation: Reservation, work: Callable[[], T], call: Call, timeout_s: float
-) -> T:
-    """Runs work() in a thread for searches; raises DeadlineExceeded if the deadline passes before it ends."""
-    assert call.deadline_s is not None
-    # copy_context() gives the thread the context variables of the request: its id, its trace and its caller's grant.
-    context = copy_context()
-
-    def run(refusal: ServiceError | None) -> T:
-        if refusal is not None:
-            raise refusal
-        return context.run(work)
-
-    future = engine.searches.pool.submit(reservation.model, run, call.deadline_s)
-    # The thread keeps the body, also after the client got a timeout.
-    reservation.add_user()
-    future.add_done_callback(lambda _: reservation.drop_user())
-    try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), max(call.deadline_s - engine.clock(), 0))
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"Timed out: the request took longer than {timeout_s:g} s.") from error
-    finally:
-        future.cancel()
+    return engine.searches.close
 
 
 def _neighbors(engine: Engine, ref: ModelRef, table: str, body: bytes, call: Call) -> tuple[bytes, int]:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from service.control.engine import Engine, ModelDescription
 from service.errors import MalformedPayload, Unimplemented
-from service.http.body import read_uncounted
+from service.http.body import read_body
 from service.http.middleware import IS_ENCODED
 from service.http.routing import add_route, in_the_core
 from service.types import ModelRef, SignatureSpec
@@ -82,7 +82,7 @@ def add_open_inference_routes(app: FastAPI, engine: Engine) -> None:
         """Lists the versions of all models with their states; only those that can answer, if the body asks
         for these.
         """
-        body = await read_uncounted(request, _MAX_INDEX_BYTES)
+        body = await read_body(request, _MAX_INDEX_BYTES)
         only_ready = read_only_ready(body)
         return _json(oip_models.repository_index(engine.all_statuses(), engine.problems(), only_ready=only_ready))
 

@@ -148,20 +148,18 @@ class Times:
     counts: number of durations in each bucket; the last bucket is above all limits. seconds: sum of all durations.
     """
 
-    __slots__ = ("limits", "counts", "seconds", "_limits_s")
+    __slots__ = ("limits", "counts", "seconds")
 
-    def __init__(self, limits: Durations) -> None:
+    def __init__(self, limits: Durations, counts: list[int] | None = None, seconds: float = 0.0) -> None:
         self.limits = limits
-        self._limits_s = limits.limits_s
-        self.counts = [0] * (len(limits.limits_s) + 1)
-        self.seconds = 0.0
+        self.counts = counts or [0] * (len(limits.limits_s) + 1)
+        self.seconds = seconds
 
     def add(self, seconds: float) -> None:
-        self.counts[bisect_left(self._limits_s, seconds)] += 1
+        self.counts[bisect_left(self.limits.limits_s, seconds)] += 1
         self.seconds += seconds
 
     def merge(self, other: Times) -> None:
-        """Adds the counts of another histogram of durations with the same limits, to which another thread may add."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.seconds += other.seconds
 
@@ -174,12 +172,11 @@ class Rows:
 
     __slots__ = ("limits", "counts", "total")
 
-    def __init__(self, limits: Sequence[float]) -> None:
+    def __init__(self, limits: Sequence[float], counts: list[int] | None = None, total: int = 0) -> None:
         self.limits = limits
-        self.counts = [0] * (len(limits) + 1)
-        self.total = 0
+        self.counts = counts or [0] * (len(limits) + 1)
+        self.total = total
 
     def merge(self, other: Rows) -> None:
-        """Adds the counts of another histogram of rows with the same limits, to which another thread may add."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.total += other.total

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
 
-from service.admission import Limits
 from service.observe.attention import ReadFiles
 from service.observe.metric_text import CONTENT_TYPE, series
 from service.observe.own_metrics import (
@@ -19,7 +18,14 @@ from service.observe.own_metrics import (
     servable_lines,
 )
 from service.observe.reload_metrics import ReloadCounter, TlsCounter
-from service.observe.request_metrics import AdmissionCounter, Batches, Notes, RequestCounter, WarmupCounter
+from service.observe.request_metrics import (
+    Batches,
+    CoreCounts,
+    Notes,
+    RequestCounter,
+    WarmupCounter,
+    admission_lines,
+)
 from service.observe.serving_metrics import Counted, serving_lines
 from service.types import State, VersionStatus
 from service.versions.servable import LoadedServable
@@ -69,10 +75,10 @@ class GoneModels:
 class Metrics:
     """The metrics of one server: its counters, and the text of all of them. Concurrency: any thread.
 
-    requests: the engine's Observer of finished requests. warmups, admission, auth, tls: counters that the parts of the
-      server report to.
+    requests: the engine's Observer of finished requests. warmups, auth, tls: counters that the parts of the server
+      report to.
+    core: returns the native core's last counts. limit_bytes: the limit on bytes in flight.
     dropped_spans: returns how many requests for traces the native core has dropped.
-    held: returns the bytes in flight, set once the engine exists; limits: the limits on these.
 
     Args:
       loaded: returns the loaded servables, whose tables have counts of their own.
@@ -96,9 +102,8 @@ class Metrics:
         self.requests = RequestCounter(notes)
         self.batches = batches
         self.warmups = WarmupCounter()
-        self.admission = AdmissionCounter()
-        self.held: Callable[[], Mapping[str, int]] = dict
-        self.limits: Limits | None = None
+        self.core: Callable[[], CoreCounts] = CoreCounts
+        self.limit_bytes: int | None = None
         self.dropped_spans: Callable[[], int] = int
         self.auth = ReloadCounter()
         self.tls = TlsCounter()
@@ -106,7 +111,7 @@ class Metrics:
         self._more = more
         self._versions = VersionStates()
         self._models = models
-        parts = (self.requests, self.warmups, self.admission, self._versions)
+        parts = (self.requests, self.warmups, self._versions)
         self._forgetting = [*(part.forget for part in parts), *forget]
         self._gone = GoneModels(self._forget)
 
@@ -136,7 +141,7 @@ class Metrics:
         lines += self.tls.lines() + _trace_lines(self.dropped_spans())
         batches = self.batches()
         lines += batch_lines(batches)
-        lines += self.admission.lines(self.held(), self.limits) + self.auth.lines() + delta_lines(self._loaded())
+        lines += admission_lines(self.core(), self.limit_bytes) + self.auth.lines() + delta_lines(self._loaded())
         lines += core_lines(self._loaded())
         lines += hot_rows_lines(self._loaded())
         for read in self._more:

@@ -1,8 +1,9 @@
-"""Counts accepted and refused reloads of the --auth_config file and of TLS files, and failed TLS handshakes."""
+"""Counts accepted and refused reloads of the --auth_config file and of TLS files."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 
 from service.observe.metric_text import labels, series
 
@@ -54,13 +55,16 @@ _TLS_PREFIX = "embedding_server_tls_"
 
 
 class TlsCounter:
-    """The counter of TLS reloads and failed handshakes; a port without TLS has no metrics. Concurrency: any thread."""
+    """The counter of TLS reloads; a port without TLS has no metrics. Concurrency: any thread.
+
+    handshakes_failed: returns the number of failed handshakes by port.
+    """
 
     def __init__(self) -> None:
+        self.handshakes_failed: Callable[[], Mapping[str, int]] = dict
         self._lock = threading.Lock()
         self._ends_s: dict[str, float] = {}
         self._reloads: dict[tuple[str, str], int] = {}
-        self._failed: dict[str, int] = {}
 
     def accepted(self, api: str, end_s: float) -> None:
         """Counts an accepted change of a port's TLS files; the first call is for the start, and is not counted.
@@ -73,18 +77,11 @@ class TlsCounter:
                 self._reloads[api, "taken"] += 1
             else:
                 self._reloads |= {(api, "taken"): 0, (api, "refused"): 0}
-                self._failed[api] = 0
             self._ends_s[api] = end_s
 
     def refused(self, api: str) -> None:
         with self._lock:
             self._reloads[api, "refused"] += 1
-
-    def handshake_failed(self, api: str) -> None:
-        """Counts a connection whose TLS handshake failed, if the port has TLS."""
-        with self._lock:
-            if api in self._failed:
-                self._failed[api] += 1
 
     def ends_s(self) -> dict[str, float]:
         """Returns port -> when the first of its certificates expires, in seconds since 1970."""
@@ -94,9 +91,10 @@ class TlsCounter:
     def lines(self) -> list[str]:
         """Returns the lines of metrics on TLS reloads, failed handshakes and certificates; none if no port has TLS."""
         with self._lock:
-            ends_s, reloads, failed = self._ends_s.copy(), self._reloads.copy(), self._failed.copy()
+            ends_s, reloads = self._ends_s.copy(), self._reloads.copy()
         if not ends_s:
             return []
+        failed = self.handshakes_failed()
         return [
             *series(
                 _TLS_PREFIX + "certificate_end_timestamp_seconds",
@@ -113,7 +111,7 @@ class TlsCounter:
             *series(
                 _TLS_PREFIX + "handshakes_failed_total",
                 "counter",
-                "Connections that ended before they were secured; 0 where grpcio has the port.",
-                sorted((labels({"api": api}), count) for api, count in failed.items()),
+                "Connections that ended before they were secured.",
+                [(labels({"api": api}), failed.get(api, 0)) for api in sorted(ends_s)],
             ),
         ]

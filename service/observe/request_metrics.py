@@ -1,27 +1,21 @@
 """Counts finished, refused and warm-up requests and batches for metrics.
 
-A lock per counter costs little until a thread is preempted while it holds one; then all other threads that serve the
-same model wait for a time slice.
+The native core counts what it answers itself. Its counts are added when the metrics are read.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from threading import get_ident
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
-from service.admission import Limits
 from service.control.request_context import Finished, Subject
 from service.errors import ServiceError
 from service.observe.metric_text import (
     BATCH_ROWS,
     EXAMPLES,
-    QUEUE,
     REQUEST,
     SECONDS,
     Rows,
@@ -29,13 +23,13 @@ from service.observe.metric_text import (
     family,
     histogram,
     labels,
-    sample,
+    series,
 )
 from service.types import SignatureKind
 
 
 class Successes:
-    """Counts of the successful requests with one set of labels, of one thread or summed over threads or versions.
+    """Counts of the successful requests with one set of labels.
 
     times: seconds that whole requests took; run_times: seconds that their lookups or graph runs took.
     examples: numbers of tensorflow.Examples in a request; None for methods without Examples.
@@ -78,11 +72,45 @@ class Requests:
     def add_failures(self, subject: Subject, code: str, count: int) -> None:
         self.failures[subject, code] = self.failures.get((subject, code), 0) + count
 
+    def add(self, more: Requests) -> None:
+        for subject, cell in more.successes.items():
+            self.add_successes(subject, cell)
+        for (subject, code), count in more.failures.items():
+            self.add_failures(subject, code, count)
 
-# Types of the keys of the counts of requests; a key's first part is the get_ident() of the thread that counts, or 0 for
-# counts of the native core.
-_SuccessKey = tuple[int, Subject]
-_FailureKey = tuple[int, Subject, str]
+    def take(self, is_wanted: Callable[[Subject], bool]) -> Requests:
+        """Removes the counts of the wanted subjects, and returns them."""
+        return Requests(
+            {subject: self.successes.pop(subject) for subject in list(self.successes) if is_wanted(subject)},
+            {failure: self.failures.pop(failure) for failure in list(self.failures) if is_wanted(failure[0])},
+        )
+
+    def without_version(self) -> Requests:
+        """Returns the same counts under subjects without a version, whose signature is the signature's kind, or "" for
+        failures.
+        """
+        found = Requests()
+        for subject, cell in self.successes.items():
+            found.add_successes(subject._replace(version=None, signature=cell.kind), cell)
+        for (subject, code), count in self.failures.items():
+            found.add_failures(subject._replace(version=None, signature=""), code, count)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class CoreCounts:
+    """The native core's counts since its start; those of requests are of versions that are served now.
+
+    refused: requests by model and reason. waits: times that requests waited for a thread, by model. held: bytes that
+    requests and answers hold now, by model. dropped: connections by reason. handshakes_failed: connections by wire.
+    """
+
+    requests: Requests = field(default_factory=Requests)
+    refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    waits: Mapping[str, Times] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    handshakes_failed: Mapping[str, int] = field(default_factory=dict)
 
 
 class Notes(Protocol):
@@ -100,12 +128,12 @@ class Notes(Protocol):
         ...
 
 
-class CountsElsewhere(Protocol):
+class CoreStatistics(Protocol):
     """A source of counts of requests that Python does not see, because the native core answers them."""
 
-    def collect(self) -> None: ...
+    def collect(self) -> CoreCounts: ...
 
-    def retire(self, model: str, version: int) -> None: ...
+    def retire(self, model: str, version: int) -> Requests: ...
 
     def forget(self, model: str) -> None: ...
 
@@ -113,21 +141,17 @@ class CountsElsewhere(Protocol):
 class RequestCounter:
     """The counter of requests for all models. Concurrency: any thread.
 
-    NOTE: counts that are read while requests finish may lack the last request of a thread, or have it in one number of
-      a cell and not yet in the next. So a histogram's count is the sum of its buckets, and never a number of its own.
-
     Args:
       notes: gets the requests that are slow or fail.
 
-    also: counts requests that the native core answers.
+    core: counts the requests that the native core answers; None: there is no core, or it has ended.
     """
 
     def __init__(self, notes: Notes | None = None) -> None:
-        self.also: CountsElsewhere | None = None
+        self.core: CoreStatistics | None = None
         self._notes = notes
         self._slow_s = notes.slow_s if notes else math.inf
-        self._successes: dict[_SuccessKey, Successes] = {}
-        self._failures: dict[_FailureKey, list[int]] = {}
+        self._own = Requests()
         # Sums of the counts of requests for versions that were unloaded, for the totals that read() returns.
         self._retired = Requests()
         # read() and retire() hold this lock, so that read() sees the counts that retire() moves to _retired exactly
@@ -135,100 +159,68 @@ class RequestCounter:
         self._lock = threading.Lock()
 
     def finished(self, request: Finished) -> None:
-        subject = request.subject
+        """Counts a request that Python has answered, or that it has refused."""
         if request.error is not None:
-            self._failed(subject, request.error)
+            self._failed(request.subject, request.error)
             return
-        key = (get_ident(), subject)
-        cell = self._successes.get(key)
-        if cell is None:
-            cell = self._successes[key] = Successes("lookup", has_examples=False)
-        cell.times.add(request.seconds)
-        cell.run_times.add(request.run_seconds)
-        cell.rows += request.rows
-        if request.seconds >= self._slow_s and self._notes is not None:
-            self._notes.was_slow(subject, request.seconds, request.run_seconds, request.rows)
-
-    def add(self, subject: Subject, more: Successes) -> None:
-        """Adds counts of successful requests that the native core has answered; one caller at a time."""
-        # The native core's counts have the key 0 in place of a thread's number; no thread has the number 0.
-        key = (0, subject)
-        cell = self._successes.get(key)
-        if cell is None:
-            cell = self._successes[key] = Successes(more.kind, more.examples is not None)
-        cell.merge(more)
-
-    def add_failures(self, subject: Subject, code: str, count: int) -> None:
-        self._failures.setdefault((0, subject, code), [0])[0] += count
+        subject, seconds, run_seconds, rows = request.subject, request.seconds, request.run_seconds, request.rows
+        with self._lock:
+            cell = self._own.successes.get(subject)
+            if cell is None:
+                cell = self._own.successes[subject] = Successes("lookup", has_examples=False)
+            cell.times.add(seconds)
+            cell.run_times.add(run_seconds)
+            cell.rows += rows
+        if seconds >= self._slow_s and self._notes is not None:
+            self._notes.was_slow(subject, seconds, run_seconds, rows)
 
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
             code = "CANCELLED"  # asyncio cancels a request's task if the client disconnects
-        self._failures.setdefault((get_ident(), subject, code), [0])[0] += 1
+        with self._lock:
+            self._own.add_failures(subject, code, 1)
         if self._notes is not None:
             self._notes.failed(subject, error, code)
 
     def read(self) -> tuple[Requests, Requests]:
         """Returns the counts of requests for versions that are served now, and those for all versions since the start.
 
-        In the counts of all versions, a subject's version is None, and its signature is the signature's kind, or "" for
-        failures.
+        The latter are without versions, see Requests.without_version.
         """
-        if self.also is not None:
-            self.also.collect()
         with self._lock:
             now, ever = Requests(), Requests()
-            for (_, subject), cell in self._successes.copy().items():
-                now.add_successes(subject, cell)
-            for (_, subject, code), count in self._failures.copy().items():
-                now.add_failures(subject, code, count[0])
-            for part in (self._retired, now):
-                _add_without_version(part, ever)
+            now.add(self._own)
+            if self.core is not None:
+                now.add(self.core.collect().requests)
+            ever.add(self._retired)
+            ever.add(now.without_version())
             return now, ever
 
     def retire(self, model: str, version: int) -> None:
         """Moves an unloaded version's counts of requests to the totals since the start; no later request for it may be
         counted.
         """
-        if self.also is not None:
-            self.also.retire(model, version)
         with self._lock:
-            gone = Requests()
-            for key in _of_version(self._successes.copy(), model, version):
-                gone.add_successes(key[1], self._successes.pop(key))
-            for failure in _of_version(self._failures.copy(), model, version):
-                _, subject, code = failure
-                gone.add_failures(subject, code, self._failures.pop(failure)[0])
-            _add_without_version(gone, self._retired)
+            gone = self._own.take(lambda subject: (subject.model, subject.version) == (model, version))
+            if self.core is not None:
+                gone.add(self.core.retire(model, version))
+            self._retired.add(gone.without_version())
 
     def forget(self, model: str) -> None:
         """Drops all counts of a removed model, also those since the start."""
-        if self.also is not None:
-            self.also.forget(model)
         with self._lock:
-            for key in [key for key in self._successes.copy() if key[1].model == model]:
-                self._successes.pop(key, None)
-            for failure in [key for key in self._failures.copy() if key[1].model == model]:
-                self._failures.pop(failure, None)
-            kept = Requests()
-            kept.successes.update(item for item in self._retired.successes.items() if item[0].model != model)
-            kept.failures.update(item for item in self._retired.failures.items() if item[0][0].model != model)
-            self._retired = kept
+            if self.core is not None:
+                self.core.forget(model)
+            for counts in (self._own, self._retired):
+                counts.take(lambda subject: subject.model == model)
 
-
-def _add_without_version(part: Requests, whole: Requests) -> None:
-    for subject, more in part.successes.items():
-        whole.add_successes(subject._replace(version=None, signature=more.kind), more)
-    for (subject, code), count in part.failures.items():
-        whole.add_failures(subject._replace(version=None, signature=""), code, count)
-
-
-K = TypeVar("K", _SuccessKey, _FailureKey)
-
-
-def _of_version(keys: Iterable[K], model: str, version: int) -> list[K]:
-    return [key for key in keys if (key[1].model, key[1].version) == (model, version)]
+    def detach_core(self) -> None:
+        """Keeps the native core's last counts as own ones; called before the core ends."""
+        with self._lock:
+            if self.core is not None:
+                self._own.add(self.core.collect().requests)
+                self.core = None
 
 
 def _batch_rows() -> Rows:
@@ -294,111 +286,37 @@ class WarmupCounter:
             self._found = {key: found for key, found in self._found.items() if key[0] != model}
 
 
-logger = logging.getLogger(__name__)
-
-# Least seconds between two log lines on refused requests, because thousands may be refused in a second.
-_LOG_S = 1.0
 _SECONDS = tuple(map(repr, SECONDS))
 _PREFIX = "embedding_server_"
 
 
-class AdmissionCounter:
-    """The counter of refused requests, waiting times and dropped connections, for metrics. Concurrency: any thread.
+def admission_lines(counts: CoreCounts, limit_bytes: int | None) -> list[str]:
+    """Returns the lines of the metrics on refused requests, waits and dropped connections.
 
     Args:
-      clock: seconds, monotonic; refusals are logged once a second.
+      limit_bytes: most bytes in flight, of all models together; None: the server has no limit yet.
     """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._log_again_s = 0.0
-        # Refusals and waits are counted for each thread, keyed by get_ident(), so that no thread waits for another's
-        # lock.
-        self._refused: dict[tuple[int, str, str], list[int]] = {}
-        self._waits: dict[tuple[int, str], Times] = {}
-        self._dropped: dict[str, int] = {}
-        self._held_by_core: Mapping[str, int] = {}
-
-    def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """Counts refused requests. count: number of requests, because the native core reports several at once."""
-        self._refused.setdefault((get_ident(), model, reason), [0])[0] += count
-        now_s = self._clock()
-        if now_s >= self._log_again_s:
-            self._log_again_s = now_s + _LOG_S
-            logger.warning("requests are refused", extra={"model": model, "refused_for": reason})
-
-    def waited(self, model: str, seconds: float) -> None:
-        key = (get_ident(), model)
-        cell = self._waits.get(key)
-        if cell is None:
-            cell = self._waits[key] = Times(QUEUE)
-        cell.add(seconds)
-
-    def waits_counted(self, model: str, times: Times) -> None:
-        self._waits.setdefault((get_ident(), model), Times(QUEUE)).merge(times)
-
-    def forget(self, model: str) -> None:
-        for refused in [key for key in self._refused.copy() if key[1] == model]:
-            self._refused.pop(refused, None)
-        for waits in [key for key in self._waits.copy() if key[1] == model]:
-            self._waits.pop(waits, None)
-
-    def connection_dropped(self, reason: str) -> None:
-        self._dropped[reason] = self._dropped.get(reason, 0) + 1
-
-    def held_by_core(self, held: Mapping[str, int]) -> None:
-        self._held_by_core = held
-
-    def in_flight(self, held: Mapping[str, int]) -> Mapping[str, int]:
-        """Returns model -> bytes in flight, in Python and in the native core together."""
-        found = dict(held)
-        for model, size in self._held_by_core.items():
-            found[model] = found.get(model, 0) + size
-        return found
-
-    def dropped(self) -> dict[str, int]:
-        return self._dropped.copy()
-
-    def refusals(self) -> dict[tuple[str, str], int]:
-        totals: dict[tuple[str, str], int] = {}
-        for (_, model, reason), count in self._refused.copy().items():
-            totals[model, reason] = totals.get((model, reason), 0) + count[0]
-        return totals
-
-    def waits(self) -> dict[str, Times]:
-        found: dict[str, Times] = {}
-        for (_, model), cell in self._waits.copy().items():
-            found.setdefault(model, Times(QUEUE)).merge(cell)
-        return found
-
-    def lines(self, held: Mapping[str, int], limits: Limits | None) -> list[str]:
-        """Returns the lines of the admission metrics. held: bytes in flight in Python, by model; limits: on these."""
-        name = _PREFIX + "in_flight_bytes"
-        about = "Bytes of requests and answers in flight; model is empty for requests of no known model."
-        lines = family(name, "gauge", about)
-        lines += [sample(name, labels({"model": model}), size) for model, size in sorted(self.in_flight(held).items())]
-        name = _PREFIX + "in_flight_limit_bytes"
-        lines += family(name, "gauge", "How many bytes may be in flight, of all models together.")
-        lines += [sample(name, "", float(limits.bytes))] if limits else []
-        name = _PREFIX + "refused_total"
-        lines += family(
-            name, "counter", "Requests refused before they ran, by reason: overload, or limits on one client."
-        )
-        lines += [
-            sample(name, labels({"model": model, "reason": reason}), count)
-            for (model, reason), count in sorted(self.refusals().items())
-        ]
-        name = _PREFIX + "connections_dropped_total"
-        lines += family(
-            name, "counter", "Connections that the server refused or cut; docs/security.md has the reasons."
-        )
-        lines += [sample(name, labels({"reason": r}), count) for r, count in sorted(self.dropped().items())]
-        return lines + self._wait_lines()
-
-    def _wait_lines(self) -> list[str]:
-        name = _PREFIX + "thread_wait_seconds"
-        lines = family(name, "histogram", "Seconds that requests which ran had waited for a thread.")
-        for model, times in sorted(self.waits().items()):
-            places, labelled = times.limits.seconds, labels({"model": model})
-            lines += histogram(name, labelled, limits=_SECONDS, counts=times.counts, total=times.seconds, places=places)
-        return lines
+    name = _PREFIX + "in_flight_bytes"
+    about = "Bytes of requests and answers in flight; model is empty for requests of no known model."
+    lines = series(
+        name, "gauge", about, [(labels({"model": model}), size) for model, size in sorted(counts.held.items())]
+    )
+    about = "How many bytes may be in flight, of all models together."
+    limit = [] if limit_bytes is None else [("", limit_bytes)]
+    lines += series(_PREFIX + "in_flight_limit_bytes", "gauge", about, limit)
+    about = "Requests refused before they ran, by reason: overload, or limits on one client."
+    refused = [
+        (labels({"model": model, "reason": reason}), count)
+        for (model, reason), count in sorted(counts.refused.items())
+        if count
+    ]
+    lines += series(_PREFIX + "refused_total", "counter", about, refused)
+    about = "Connections that the server refused or cut; docs/security.md has the reasons."
+    dropped = [(labels({"reason": reason}), count) for reason, count in sorted(counts.dropped.items())]
+    lines += series(_PREFIX + "connections_dropped_total", "counter", about, dropped)
+    name = _PREFIX + "thread_wait_seconds"
+    lines += family(name, "histogram", "Seconds that requests which ran had waited for a thread.")
+    for model, times in sorted(counts.waits.items()):
+        places, labelled = times.limits.seconds, labels({"model": model})
+        lines += histogram(name, labelled, limits=_SECONDS, counts=times.counts, total=times.seconds, places=places)
+    return lines

@@ -13,13 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from service.admission import Limits
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import shown_settings
 from service.observe.attention import ReadFiles, attention
 from service.observe.history import Noted, RecentRequests
 from service.observe.metric_text import Times, quantile_s
-from service.observe.request_metrics import AdmissionCounter, Requests, Successes
+from service.observe.request_metrics import CoreCounts, Requests, Successes
 from service.tables.huge_pages import huge_bytes, resident_bytes
 from service.tables.table import MappedTable
 from service.types import runnable
@@ -39,7 +38,7 @@ class Statusz:
     logs: returns the counts of each model's request log.
     stores: returns the counts of fetches, for each model in an object store.
     clusters: returns the nodes of each cluster with remote tables, and why the cluster can not be reached.
-    overload: returns the requests in flight and the refused requests.
+    core: returns the native core's last counts.
     data_plane: returns the kind and the state of the data plane.
     remote: returns the counts of reads of remote tables, and of the cache of their rows.
     files: returns the state of the files that the server reads again while it runs.
@@ -54,7 +53,7 @@ class Statusz:
     logs: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     stores: Callable[[], list[Document]] = list
     clusters: Callable[[], list[Document]] = list
-    overload: Callable[[], Document] = dict
+    core: Callable[[], CoreCounts] = CoreCounts
     data_plane: Callable[[], Document] = dict
     remote: Callable[[], Document] = dict
     files: Callable[[], ReadFiles] = ReadFiles
@@ -69,7 +68,7 @@ class Statusz:
             "data_plane": self.data_plane(),
             "models": {name: self._model(name, loaded) for name in self.registry.models()},
             "requests": _requests(counted),
-            "overload": self.overload(),
+            "overload": overload(self.settings, self.core()),
             "slow_requests": [_noted(one) for one in self.recent.slowest()],
             "recent_failures": self.failures(),
             "last_errors": [_noted(one) for one in self.recent.failures()],
@@ -208,25 +207,24 @@ def _process() -> Document:
     return document | {"cpu_s": round(times.user + times.system, 2)}
 
 
-def overload(held: Mapping[str, int], limits: Limits, counted: AdmissionCounter) -> dict[str, Any]:
-    """Returns the part of the status page on overload: limits, requests in flight, refusals and waits since the start.
-
-    Args:
-      held: bytes in flight in Python now, by model.
-    """
-    held = counted.in_flight(held)
-    refused, waits = counted.refusals(), counted.waits()
-    models = sorted(held.keys() | waits.keys() | {model for model, _ in refused})
+def overload(settings: Settings, counts: CoreCounts) -> Document:
+    """Returns the part of the status page on overload: limits, requests in flight, and refusals since the start."""
+    refused = {key: count for key, count in sorted(counts.refused.items()) if count}
+    models = sorted(counts.held.keys() | counts.waits.keys() | {model for model, _ in refused})
     return {
-        "limits": {"bytes": limits.bytes, "queued": limits.queued, "wait_ms": limits.wait_s * 1e3},
+        "limits": {
+            "bytes": settings.max_bytes_in_flight,
+            "queued": settings.max_queued_requests,
+            "wait_ms": float(settings.max_queue_ms),
+        },
         "models": [
             {
                 "model": model,
-                "in_flight_bytes": held.get(model, 0),
-                "refused": {reason: count for (name, reason), count in sorted(refused.items()) if name == model},
-                "p99_thread_wait_ms": quantile_ms(waits[model], 0.99) if model in waits else None,
+                "in_flight_bytes": counts.held.get(model, 0),
+                "refused": {reason: count for (name, reason), count in refused.items() if name == model},
+                "p99_thread_wait_ms": quantile_ms(counts.waits[model], 0.99) if model in counts.waits else None,
             }
             for model in models
         ],
-        "connections_dropped": counted.dropped(),
+        "connections_dropped": dict(counts.dropped),
     }

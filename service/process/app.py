@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from service.access.access import create_access
 from service.access.tls import Wires
-from service.admission import Admission, Limits
 from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import installed_version
 from service.control.engine import Engine
@@ -41,7 +40,7 @@ from service.observe.own_metrics import (
 )
 from service.observe.request_logs import RequestLogs
 from service.observe.request_metrics import Batches
-from service.observe.statusz import Statusz, overload
+from service.observe.statusz import Statusz
 from service.observe.tracing import start_tracing
 from service.process.bound_ports import Ports, log_listening
 from service.process.http_parts import HttpParts, metrics_paths_of
@@ -51,6 +50,7 @@ from service.remote.address import remote_tables
 from service.remote.core_clusters import Clusters
 from service.types import State, VersionStatus
 from service.versions.model_set import ModelSet
+from service.versions.neighbors import NeighborLimits
 from service.versions.registry import Registry
 from service.versions.servable import LoadedServable, Servable
 
@@ -86,16 +86,6 @@ def open_stores(settings: Settings) -> Stores | None:
         raise StartError(f"--store_cache_dir: {error}") from error
     except OSError as error:
         raise StartError(f"--store_cache_dir={folder} can not be used: {error.strerror}") from error
-
-
-def create_admission(settings: Settings, metrics: Metrics) -> Admission:
-    """Returns the admission control with the limits of the settings; it counts refused requests in the metrics."""
-    limits = Limits(
-        bytes=settings.max_bytes_in_flight,
-        queued=settings.max_queued_requests,
-        wait_s=settings.max_queue_ms / 1e3,
-    )
-    return Admission(limits, metrics.admission)
 
 
 # Times its own duration that an update is followed by a pause. An update reads the state of all models, and a thousand
@@ -283,14 +273,18 @@ class App:
             reload=self._lists.reload,
             set_label=self._lists.set_label,
             pin=self._lists.pin,
-            admission=create_admission(settings, self._metrics),
             tracing=self._tracing,
             on_damage=self._models.look_again,
             compare=diffs,
-            neighbor_limits=settings.neighbor_limits,
+            neighbor_limits=NeighborLimits(
+                settings.neighbors_max_k,
+                settings.neighbors_max_queries,
+                settings.neighbors_threads,
+                settings.neighbors_index_rows,
+            ),
             indexing=indexing_of(settings.neighbors_index_dir, self._models.folder),
         )
-        self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
+        self._metrics.limit_bytes = settings.max_bytes_in_flight
         self._access = create_access(settings.auth_config, settings.console_secret_file, self._engine, self._metrics)
         self._tls = Wires(settings, self._metrics.tls)
         access, render, statusz, traffic = self._access, self._metrics.render, self._statusz().read, self._traffic.read
@@ -371,7 +365,7 @@ class App:
             remote=lambda: remote_status(self._clusters.counts()),
             clusters=self._remote.clusters,
             data_plane=lambda: self._servers.state(),
-            overload=lambda: overload(self._metrics.held(), self._engine.admission.limits, self._metrics.admission),
+            core=lambda: self._metrics.core(),
             files=self._metrics.read_files,
             failures=self._failures.read,
         )

@@ -15,7 +15,7 @@ from service.grpc.grpcio_server import GrpcServer, Guard
 from service.http.admin_app import create_admin_app
 from service.http.console_routes import ConsoleSources, new_csrf
 from service.http.http_app import create_http_app
-from service.http.uvicorn_server import HttpServer, uvicorn_config
+from service.http.uvicorn_server import HttpServer, LimitedConnection, OwnConnection, uvicorn_config
 from service.process.bound_ports import BoundPort
 from service.process.http_parts import HttpParts
 
@@ -51,9 +51,9 @@ class AdminServer:
             uvicorn_config(
                 app,
                 drain_timeout_s=settings.drain_timeout_s,
-                tls=None if parts.tls.http is None else parts.tls.http.context,
-                max_head_bytes=settings.rest_api_max_head_bytes,
-                max_connections=MAX_ADMIN_CONNECTIONS,
+                http=partial(LimitedConnection, max_connections=MAX_ADMIN_CONNECTIONS),
+                h11_max_incomplete_event_size=settings.rest_api_max_head_bytes,
+                ssl_context_factory=None if (tls := parts.tls.http) is None else lambda *_: tls.context(),
                 lifespan="off",
             )
         )
@@ -82,8 +82,8 @@ def create_control_http_server(parts: HttpParts, forwarding: Forwarding) -> Http
         uvicorn_config(
             _create_app(parts, forwarding),
             drain_timeout_s=parts.settings.drain_timeout_s,
+            http=OwnConnection,
             lifespan="on",
-            is_own_only=True,
             # The server keeps idle connections open for an hour, so that only the native core closes
             # them: if this server closed one, a forwarded request that is on its way could be lost.
             timeout_keep_alive=_UPSTREAM_KEEP_ALIVE_S,
@@ -138,6 +138,6 @@ def create_control_grpc_server(
         max_message_bytes=settings.max_message_bytes,
         max_workers=settings.grpc_max_threads,
         as_content=settings.enable_serialization_as_tensor_content,
-        guard=None if access is None else Guard(access.callers, access.engine.of),
+        guard=None if access is None else Guard(access.callers, access.engine, forwarding),
         forwarding=forwarding,
     )

@@ -184,15 +184,14 @@ class NativeServers:
                 self._publish_health()
 
             callers.on_change = changed
-        self._statistics = NativeStatistics(
-            edge,
-            metrics.requests,
+        self._statistics = statistics = NativeStatistics(
+            edge.server,
             slow=self._recent.was_slow,
             failed=self._recent.noted,
-            events=metrics.admission,
-            handshake_failed=metrics.tls.handshake_failed,
         )
-        metrics.requests.also = self._statistics
+        metrics.requests.core = statistics
+        metrics.core = lambda: statistics.counts
+        metrics.tls.handshakes_failed = lambda: statistics.counts.handshakes_failed
         return edge
 
     def _collect(self) -> None:
@@ -208,7 +207,7 @@ class NativeServers:
         """Makes the server not ready while the core can not reach the control servers, and logs each change."""
         # open() calls _open_edge(), which sets _edge, before it starts the thread that calls this.
         assert self._edge is not None
-        is_silent = self._edge.is_silent
+        is_silent = self._edge.server.is_silent
         # A core that drains asks no more.
         if is_silent == bool(self._fault) or self._engine.is_draining:
             return
@@ -235,7 +234,7 @@ class NativeServers:
                 # If is_whole is True, the native core answers health checks itself: the server is ready and has no
                 # problems. Otherwise the core forwards health checks to Python.
                 is_whole = self._engine.is_ready and not self._engine.problems()
-                self._edge.set_health(self._open_health(self._grpc.serving()), is_whole=is_whole)
+                self._edge.server.set_health(self._open_health(self._grpc.serving()), is_whole)
 
     def _open_health(self, serving: frozenset[str]) -> frozenset[str] | None:
         """Returns the services whose health is the same for every caller; None: --auth_config opens no health checks.
@@ -264,11 +263,10 @@ class NativeServers:
         if self._telling is not None:
             self._telling.cancel()
         if self._edge is not None:
-            if not await in_own_thread(partial(self._edge.drain, timeout_s), "drain"):
+            if not await in_own_thread(partial(self._edge.server.drain, timeout_s), "drain"):
                 logger.warning("requests in flight are cut", extra={"drain_timeout_s": timeout_s})
             self._stop_collecting.set()
-            if self._statistics is not None:
-                self._statistics.stop()
+            self._metrics.requests.detach_core()
             await in_own_thread(self._edge.close, "close")
             await in_own_thread(self._sampled.stop, "records")
         if self._http is not None and self._grpc is not None:
@@ -280,6 +278,7 @@ class NativeServers:
 
     def stop_now(self) -> None:
         if self._edge is not None:
+            self._metrics.requests.detach_core()
             self._edge.close()
         if self._http is not None and self._grpc is not None:
             self._http.force_exit = True

@@ -19,6 +19,20 @@ DEFAULT_METRIC: Metric = "dot"
 
 
 @dataclass(frozen=True, slots=True)
+class NeighborLimits:
+    """The limits that a server puts on searches for nearest rows.
+
+    k: most neighbours of a query. queries: most queries of a request. threads: searches that run at a time, and most
+    threads of one search. index_rows: tables of at least this many rows get an index; 0: no table does.
+    """
+
+    k: int = 1000
+    queries: int = 256
+    threads: int = 1
+    index_rows: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
 class Named:
     """Rows that a search request names. ids: [N] int64; keys: [N] vocabulary keys, object (bytes) or int64; or None."""
 

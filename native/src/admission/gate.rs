@@ -15,18 +15,17 @@ const CONTROL_SLOTS: usize = 16;
 /// The kind of a forwarded request, which decides in which queue, if any, the request waits for a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// Requests that work on a model, such as predicts, lookups and upserts: over HTTP, every POST to a model's path.
-    /// These requests have a queue of their own.
-    Work,
-    /// All other requests, such as those for status, metadata and metrics, which never wait for predicts and lookups.
+    /// Searches for nearest rows, which have a queue of their own. Python runs as many of them as there are slots.
+    Search,
+    /// All other requests, such as those for status, metadata and metrics, which never wait for searches.
     Control,
     /// Long-lived streams, such as a health `Watch`, which wait for no slot.
     Stream,
 }
 
-/// The queues for forwarded requests of one wire, HTTP or gRPC: one for the lane `Work`, one for the lane `Control`.
+/// The queues for forwarded requests of one wire, HTTP or gRPC: one for the lane `Search`, one for the lane `Control`.
 pub struct Gates {
-    work: Gate,
+    search: Gate,
     control: Gate,
 }
 
@@ -34,7 +33,7 @@ impl Gates {
     /// Returns empty queues. Both lanes have these `limits`, but the control lane has `CONTROL_SLOTS` slots.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
-        Gates { work: Gate::new(limits), control: Gate::new(Limits { slots: CONTROL_SLOTS, ..limits }) }
+        Gates { search: Gate::new(limits), control: Gate::new(Limits { slots: CONTROL_SLOTS, ..limits }) }
     }
 
     /// Waits until the request has a slot; returns None at once for the lane `Stream`, which has no slots. Dropping the
@@ -44,7 +43,7 @@ impl Gates {
     /// [`Refusal`]: the queue is full, or the request would wait or has waited too long.
     pub async fn enter(&self, lane: Lane, ask: Ask) -> Result<Option<Permit>, Refusal> {
         match lane {
-            Lane::Work => self.work.enter(ask).await.map(Some),
+            Lane::Search => self.search.enter(ask).await.map(Some),
             Lane::Control => self.control.enter(ask).await.map(Some),
             Lane::Stream => Ok(None),
         }
@@ -53,7 +52,7 @@ impl Gates {
     /// Returns how many requests wait to be forwarded, in the queues of both lanes together.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
-        self.work.0.lock().num_waiting() + self.control.0.lock().num_waiting()
+        self.search.0.lock().num_waiting() + self.control.0.lock().num_waiting()
     }
 }
 

@@ -79,7 +79,7 @@ pub struct Limits {
     pub max_queued_requests: usize,
     /// Limit on the expected wait of a large request for a thread, or of a forwarded request for the control server.
     pub max_queue: Duration,
-    /// Maximal number of requests of each wire that run on the control server at the same time.
+    /// Maximal number of searches of each wire that run on the control server at the same time.
     pub max_forwarded: usize,
     /// Maximal number of TLS handshakes at the same time. A further handshake ends the oldest one, so that new clients
     /// can still connect.

@@ -22,6 +22,11 @@ pub const MESSAGE_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding"
 /// `UNJUDGED_BYTES`. JSON of ids has about 10, an attack up to 1032.
 pub const RATIO: usize = 100;
 const UNJUDGED_BYTES: usize = 4 << 20;
+
+/// Returns the most bytes to which a body of `size` bytes may inflate.
+pub fn most_inflated(size: usize) -> usize {
+    UNJUDGED_BYTES.max(size.saturating_mul(RATIO))
+}
 /// Maximal number of members of a compressed body, which may be a sequence of gzip files: each costs time, even if it is
 /// empty.
 const MAX_MEMBERS: usize = 1000;
@@ -133,7 +138,7 @@ impl Compressed {
     pub fn inflate(&self, work: usize, mut has_room: impl FnMut(usize) -> bool) -> Result<Vec<u8>, Fault> {
         let (data, name) = (&self.data[..], self.coding.name());
         // With one byte more than it may have, a body that is too large is noticed.
-        let most = self.limit.min(UNJUDGED_BYTES.max(data.len().saturating_mul(RATIO))).min(work) + 1;
+        let most = self.limit.min(most_inflated(data.len())).min(work) + 1;
         let mut size = self.told().unwrap_or(4 * data.len()).clamp(256, data.len().saturating_mul(RATIO).max(256));
         let (mut at, mut members) = (0, 1);
         let mut decoder = self.coding.inflater();

@@ -75,7 +75,7 @@ fn has_one_message(path: &str) -> bool {
 fn lane(path: &str) -> Lane {
     match path.rsplit_once('/') {
         // Searches for nearest rows.
-        Some(("/tensorflow.serving.PredictionService", method)) if method != "GetModelMetadata" => Lane::Work,
+        Some(("/tensorflow.serving.PredictionService", method)) if method != "GetModelMetadata" => Lane::Search,
         Some((_, "Watch" | "ServerReflectionInfo" | "ModelStreamInfer")) => Lane::Stream,
         _ => Lane::Control,
     }
@@ -111,7 +111,7 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
             Ok(held) => Some(held),
             Err(status) => return refuse(&incoming, respond, &status),
         },
-        Lane::Work | Lane::Control => None,
+        Lane::Search | Lane::Control => None,
     };
     let ask = incoming.ask(&begun, begun.len());
     let model = Arc::clone(&ask.path[0]);
@@ -124,6 +124,9 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
         Ok(permit) => permit,
         Err(refusal) => return refuse(&incoming, respond, &shared.refuse(&model, refusal, late)),
     };
+    if let (Lane::Search, Some(permit)) = (lane, &permit) {
+        shared.statistics.waited(&model, permit.waited);
+    }
     shared.statistics.count(Event::ForwardedGrpc);
     shared.mark(&mut incoming.head.headers, &incoming.connection);
     let is_served = shared.grpc_upstream.forward(incoming.head, incoming.body, begun, respond, permit, LOST).await;

@@ -24,7 +24,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::access::session;
 use super::connection::{COUNTED_BYTES, Connection, Debt, Open, Order, Owed};
 use super::dispatch::{Dispatch, Method, RareTarget, Target, target};
-use super::encoding::{Accepted, Encoded};
+use super::encoding::{self, Accepted, Encoded};
 use super::events::Event;
 use super::grpc_message::{Code, Status};
 use super::inflating;
@@ -283,11 +283,8 @@ fn header_length(value: &[u8]) -> Result<usize, BoxedFault> {
 
 /// Returns the queue in which a request with this head waits to be forwarded.
 fn lane(head: &Parts) -> Lane {
-    let path = head.uri.path().as_bytes();
-    let is_of_model = [&b"/v1/models/"[..], b"/v2/models/"]
-        .iter()
-        .any(|start| path.get(..start.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(start)));
-    if head.method == http::Method::POST && is_of_model { Lane::Work } else { Lane::Control }
+    let is_search = head.method == http::Method::POST && head.uri.path().ends_with(":neighbors");
+    if is_search { Lane::Search } else { Lane::Control }
 }
 
 /// Returns the name of the configured model in a request's path; "" if the path names no configured model.
@@ -838,11 +835,17 @@ impl Exchange {
         refusal
     }
 
-    /// Forwards a request whose body is read; a large body, which is JSON, counts as what Python makes of it.
+    /// Forwards a request whose body is read. A large body, which is JSON, counts as what Python makes of it, and a
+    /// compressed one as what Python may inflate it to.
     async fn forward_whole(&self, head: Parts, data: Bytes, mut hold: Hold, open: Open) -> Response<Answer> {
-        let is_large = data.len() > INLINE_BYTES;
-        let parsed = data.len().saturating_mul(PARSED_TIMES).min(self.shared.account.limit());
-        if is_large && !hold.reach(parsed, || self.shares(&head)) {
+        let made = if head.headers.contains_key(CONTENT_ENCODING) && !data.is_empty() {
+            encoding::most_inflated(data.len()).min(self.shared.limits.max_request_bytes)
+        } else if data.len() > INLINE_BYTES {
+            data.len().saturating_mul(PARSED_TIMES).min(self.shared.account.limit())
+        } else {
+            0
+        };
+        if made > 0 && !hold.reach(made, || self.shares(&head)) {
             let model = model(&self.shared, &head);
             return self.refuse(&head.headers, &self.shared.no_bytes(model), open);
         }
@@ -853,7 +856,8 @@ impl Exchange {
         let shared = &self.shared;
         let ask = self.ask(&head, usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX));
         let model = Arc::clone(&ask.path[0]);
-        let permit = match Box::pin(shared.http_gates.enter(lane(&head), ask)).await {
+        let lane = lane(&head);
+        let permit = match Box::pin(shared.http_gates.enter(lane, ask)).await {
             Ok(permit) => permit,
             Err(refusal) => {
                 let mut response = self.refuse(&head.headers, &self.too_long(&model, refusal), open);
@@ -863,6 +867,9 @@ impl Exchange {
                 return response;
             }
         };
+        if let (Lane::Search, Some(permit)) = (lane, &permit) {
+            shared.statistics.waited(&model, permit.waited);
+        }
         shared.statistics.count(Event::ForwardedHttp);
         let headers = head.headers.clone();
         shared.mark(&mut head.headers, &self.connection);

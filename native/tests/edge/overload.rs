@@ -9,6 +9,7 @@ use crate::setup::{PREDICT, Setup, limits, until};
 use crate::{grpc, http};
 
 const HANG: &str = "/tensorflow.serving.PredictionService/hang";
+const HANG_HTTP: &str = "/v1/models/m/tables/hang:neighbors";
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 
 fn one_forwarded() -> Limits {
@@ -53,10 +54,12 @@ async fn forwarded_requests_are_bounded_and_status_passes() {
     }
     let mut hang = || {
         let mut sender = senders.pop().unwrap();
-        tokio::spawn(async move { http::post(&mut sender, "/v1/models/m/hang", &[], "x").await })
+        tokio::spawn(async move { http::post(&mut sender, HANG_HTTP, &[], "x").await })
     };
     let first = hang();
     until("the first is forwarded", || setup.seen.calls.load(SeqCst) == 1).await;
+    let waited = setup.server().statistics().waited;
+    assert_eq!(waited.iter().flat_map(|one| &one.counts).sum::<u64>(), 1);
     let second = hang();
     until("the second waits", || setup.server().statistics().queued_to_forward.contains(&("http", 1))).await;
     let third = hang().await.unwrap();
@@ -188,6 +191,23 @@ async fn a_refused_http_connection_stays_open_and_is_read_more_slowly_than_other
 
 fn few_bytes() -> Limits {
     Limits { max_bytes_in_flight: 16 << 20, stall_timeout: Duration::from_secs(60), ..limits() }
+}
+
+#[tokio::test]
+async fn a_forwarded_body_counts_as_what_python_makes_of_it() {
+    let setup = Setup::with(few_bytes(), |_| ()).await;
+    let held = || setup.server().statistics().bytes_in_flight;
+    let packed: &[(&str, &str)] = &[("content-encoding", "gzip")];
+    // A compressed body may inflate to 4 MB at least; JSON takes ten times its size; a small one is not counted.
+    for (size, headers, counted) in [(100, packed, 4 << 20), (100_000, &[], 1_000_000), (1000, &[], 0)] {
+        let mut sender = http::connect(&setup).await;
+        let calls = setup.seen.calls.load(SeqCst);
+        let post = tokio::spawn(async move { http::post(&mut sender, HANG_HTTP, headers, vec![b'1'; size]).await });
+        until("it is forwarded", || setup.seen.calls.load(SeqCst) > calls).await;
+        assert_eq!(held(), counted, "{size} bytes");
+        post.abort();
+        until("all is given back", || held() == 0).await;
+    }
 }
 
 #[tokio::test]

@@ -291,7 +291,7 @@ async fn http_reference(listener: UnixListener, seen: Arc<Seen>) {
                 seen.calls.fetch_add(1, SeqCst);
                 let (head, body) = request.into_parts();
                 *seen.headers.lock().unwrap() = head.headers.clone();
-                if head.uri.path().ends_with("hang") {
+                if head.uri.path().contains("hang") {
                     std::future::pending::<()>().await;
                 }
                 if head.uri.path() == "/early" {

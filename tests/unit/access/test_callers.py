@@ -298,7 +298,7 @@ def engine(observer: RecordingObserver, clock: Clock) -> Engine:
 
 def guarded(engine: Engine, observer: RecordingObserver, *rules: Rule) -> GuardedEngine:
     absent = Engine(Registry(lambda model, status: None), observer, engine.clock)
-    return GuardedEngine(engine, absent, lambda: Grant("")).of(Grant("a", rules))
+    return GuardedEngine(engine, absent, lambda: Grant("a", rules))
 
 
 # Method of the engine -> the right that a caller needs on the model, and a call of the method; reload needs the right
@@ -336,7 +336,7 @@ def test_every_public_method_of_the_engine_is_guarded() -> None:
     public = {name for name, _ in inspect.getmembers(Engine) if not name.startswith("_")}
     # GuardedEngine must have each public method itself, because an inherited method would check no right.
     assert public <= vars(GuardedEngine).keys()
-    assert {*RIGHT_OF, *OPEN} <= public | {"admission", "searches", "clock", "tracing"}
+    assert {*RIGHT_OF, *OPEN} <= public | {"searches", "clock", "tracing"}
     assert {name: right for name, (right, _) in CALLS.items() if name != "reload"}.items() <= RIGHT_OF.items()
 
 

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from service.configuration.server_settings import num_processors
+from service.configuration.control_groups import num_processors
 from service.configuration.settings import COMMON, ENV_PREFIX, Settings
 from service.configuration.settings_reading import (
     FOREIGN_FLAGS,
@@ -486,13 +486,15 @@ def test_a_quota_limits_the_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str], expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    (tmp_path / "own").write_text(own)
-    for name, text in files.items():
-        path = tmp_path / "groups" / name
+    for name, text in {
+        "proc/self/cgroup": own,
+        **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
+    }.items():
+        path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert num_processors(tmp_path / "groups", tmp_path / "own") == expected
+    assert num_processors(tmp_path) == expected
 
 
 def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
-    assert num_processors(tmp_path, tmp_path / "none") == len(os.sched_getaffinity(0))
+    assert num_processors(tmp_path) == len(os.sched_getaffinity(0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from service.core.choice import with_data_plane
 from service.core.edge import trace_shares
 from service.core.forwarded import NO_FORWARDING, Forwarding
 from service.core.statistics import NativeStatistics
-from service.observe.metric_text import REQUEST, Times
+from service.observe.metric_text import QUEUE, REQUEST
 from service.observe.own_metrics import page_lines
 from service.observe.request_metrics import RequestCounter
 from service.versions.counts import PageCounts
@@ -45,14 +44,13 @@ class FakeCore:
         runs = {"run_seconds": requests / 8, "run_counts": counts}
         self.subjects = [{**SUBJECT._asdict(), "kind": "lookup", **numbers, **runs, "example_counts": self.examples}]
 
-    @property
     def statistics(self) -> str:
-        """See service.core.statistics.CoreNumbers."""
+        """Returns all numbers, as edge/snapshot.rs writes them."""
         found = {"subjects": self.subjects, "slow": self.slow, "failures": self.failures, "queued": 3}
         return json.dumps(found | self.events)
 
     def retire(self, model: str, version: int) -> str:
-        """See service.core.statistics.CoreNumbers."""
+        """Removes all numbers of requests, and returns them."""
         gone, self.subjects = self.subjects, []
         return json.dumps({"subjects": gone, "failed": self.retired_failures})
 
@@ -62,27 +60,6 @@ class Seen:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
-        self.held: Mapping[str, int] = {}
-
-    def connection_dropped(self, reason: str) -> None:
-        """See service.core.statistics.Events."""
-        self.told.append(("dropped", reason))
-
-    def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """See service.core.statistics.Events."""
-        self.told.append(("refused", model, reason, count))
-
-    def waits_counted(self, model: str, times: Times) -> None:
-        """See service.core.statistics.Events."""
-        self.told.append(("waited", model, sum(times.counts), times.seconds))
-
-    def held_by_core(self, held: Mapping[str, int]) -> None:
-        """See service.core.statistics.Events."""
-        self.held = held
-
-    def handshake_failed(self, wire: str) -> None:
-        """See service.observe.reload_metrics."""
-        self.told.append(("handshake", wire))
 
     def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
         """Stands for the method of service.observe.history; keeps the request."""
@@ -96,13 +73,10 @@ class Seen:
 def joined() -> tuple[FakeCore, RequestCounter, Seen]:
     """Returns a core, a counter that also reads the core's numbers, and a record of slow requests and other events."""
     core, counter, seen = FakeCore(), RequestCounter(), Seen()
-    counter.also = NativeStatistics(
-        core,
-        counter,
+    counter.core = NativeStatistics(
+        core,  # type: ignore[arg-type]
         slow=seen.was_slow,
         failed=seen.noted,
-        events=seen,
-        handshake_failed=seen.handshake_failed,
         now=lambda: 100.0,
     )
     return core, counter, seen
@@ -139,21 +113,28 @@ def test_a_version_that_is_gone_stays_in_the_sums_of_all_time() -> None:
     assert ever.successes[SUBJECT._replace(version=None, signature="lookup")].count == 4
 
 
-def test_a_core_that_has_ended_is_not_asked_any_more() -> None:
+def test_a_core_that_ends_leaves_its_counts() -> None:
     core, counter, _ = joined()
     core.count(2)
-    assert isinstance(counter.also, NativeStatistics)
-    counter.also.stop()
+    counter.detach_core()
     core.count(9)
     assert counter.read()[0].successes[SUBJECT].count == 2
+    counter.retire("m", 1)
+    now, ever = counter.read()
+    assert not now.successes
+    assert ever.successes[SUBJECT._replace(version=None, signature="lookup")].count == 2
 
 
-def test_events_and_slow_requests_are_told_once() -> None:
+def test_refusals_and_slow_requests_are_told_once_and_connections_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     core, counter, seen = joined()
+    waits = [0] * (len(QUEUE.limits_s) + 1)
+    waits[1] = 2
     core.events = {
-        "refused": [("m", "queue", 2), ("", "connections", 1)],
+        "refused": [("m", "queue", 2), ("", "connections", 1), ("", "idle", 0)],
         "failed": [],
-        "waited": [{"model": "m", "seconds": 0.5, "counts": [0, 2]}],
+        "waited": [{"model": "m", "seconds": 0.5, "counts": waits}],
         "cut": [("grpc", 1), ("http", 1)],
         "flooded": [("ping", 1), ("malformed", 1), ("data", 0)],
         "handshakes_failed": [("grpc", 2)],
@@ -162,22 +143,15 @@ def test_events_and_slow_requests_are_told_once() -> None:
     named = {**SUBJECT._asdict(), "request_id": "abc", "seconds": 2.0, "run_seconds": 1.0, "rows": 7}
     core.slow = [{"at_s": 99.0, **named}, {"at_s": 101.0, **named}]
     counter.read()
-    counter.read()
-    assert seen.told == [
-        ("handshake", "grpc"),
-        ("dropped", "handshake"),
-        ("handshake", "grpc"),
-        ("dropped", "handshake"),
-        ("refused", "m", "queue", 2),
-        ("dropped", "connections"),
-        ("waited", "m", 2, 0.5),
-        ("dropped", "stalled"),
-        ("dropped", "stalled"),
-        ("dropped", "flood_ping"),
-        ("dropped", "malformed"),
-        ("slow", "lookup", 7),
-    ]
-    assert seen.held == {"m": 5000, "": 7}
+    assert counter.core is not None
+    counts = counter.core.collect()
+    assert seen.told == [("slow", "lookup", 7)]
+    (record,) = caplog.records
+    assert (record.model, record.refused_for) == ("m", "queue")  # type: ignore[attr-defined]
+    assert counts.refused == {("m", "queue"): 2}
+    assert counts.dropped == {"connections": 1, "handshake": 2, "stalled": 2, "flood_ping": 1, "malformed": 1}
+    assert (counts.held, counts.handshakes_failed) == ({"m": 5000, "": 7}, {"grpc": 2})
+    assert (counts.waits["m"].counts, counts.waits["m"].seconds) == (waits, 0.5)
 
 
 def test_requests_that_the_core_refused_are_counted_once_and_told_once() -> None:
@@ -207,10 +181,10 @@ def test_refusals_of_a_version_that_is_gone_stay_in_the_sums_of_all_time() -> No
 
 def test_the_status_page_shows_the_rest() -> None:
     core, counter, _ = joined()
-    assert isinstance(counter.also, NativeStatistics)
+    assert isinstance(counter.core, NativeStatistics)
     core.events["refused"] = [("", "bytes", 1), ("m", "bytes", 2)]
     counter.read()
-    assert counter.also.read() == {
+    assert counter.core.read() == {
         "queued": 3,
         "refused": {"bytes": 3},
         "cut": {},

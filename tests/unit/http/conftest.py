@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from service.admission import NeighborLimits
 from service.configuration.config_files import metrics_paths
 from service.control.engine import Engine
 from service.errors import IdOutOfRange, ServiceError
 from service.http.http_app import create_http_app
 from service.types import Array, SignatureSpec, TableInfo, TensorSpec, ragged_features
-from service.versions.neighbors import Nearest, RowSearch
+from service.versions.neighbors import Nearest, NeighborLimits, RowSearch
 from service.versions.registry import Registry
 from service.versions.servable import Servable
 from tests.conftest import RecordingObserver

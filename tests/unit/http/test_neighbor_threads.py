@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from service.control.engine import Engine
 from service.types import ModelRef
 from service.versions.registry import Registry
 from tests.unit.http.conftest import QUERY, SEARCH, Http, NumpyTable, error_text
@@ -45,13 +44,13 @@ def test_a_search_that_takes_too_long_is_answered_and_its_lease_kept_until_it_en
 
 
 def test_a_request_that_waits_for_a_thread_until_its_deadline_is_never_run(
-    make_http: Callable[..., Http], table: NumpyTable, gate: threading.Event, engine: Engine
+    make_http: Callable[..., Http], table: NumpyTable, gate: threading.Event, registry: Registry
 ) -> None:
     responses = make_http(rest_api_timeout_s=1).together([lambda client: client.post(SEARCH, json=QUERY)] * 4)
     assert [response.status_code for response in responses] == [504] * 4
     gate.set()
-    engine.searches.pool.close()
-    engine.searches.pool.join()
+    while num_leases(registry):
+        pass
     # There are two threads, which the first searches occupied.
     assert table.num_searches <= 2
 

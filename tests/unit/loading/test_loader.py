@@ -17,6 +17,7 @@ from model_export.compaction.compact import compact
 from model_export.compaction.deltas import write_delta
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.delta_journal import journal_path
+from service.configuration.control_groups import available_bytes, memory_limit_bytes
 from service.configuration.settings_reading import read_settings
 from service.control.engine import Engine
 from service.core.native_servable import compile_native
@@ -26,7 +27,6 @@ from service.errors import ArtifactError, DeltaRefused, InvalidRequest
 from service.graph.lazy import LazyBackend
 from service.loading.loader import DEFAULT, PER_MODEL_FILE, BatchingRules, ServableLoader, read_rules, residency_of
 from service.loading.remote_tables import RemoteNames, unserved_models
-from service.loading.table_pages import available_bytes, memory_limit_bytes
 from service.remote.address import remote_tables
 from service.tables import residency
 from service.tables.residency import Residency

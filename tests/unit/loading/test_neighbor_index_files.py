@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.admission import NeighborLimits
 from service.control.engine import Engine
 from service.loading.kept_files import NeighborIndexFiles
 from service.search.neighbor_indexes import Indexing
 from service.tables.row_index import RowLists, build_index, tune_index
+from service.versions.neighbors import NeighborLimits
 from tests.conftest import RecordingObserver
 from tests.integration.process import until
 from tests.unit.deltas.conftest import Served

@@ -8,7 +8,7 @@ from typing import Any
 from service.control.request_context import Finished, Subject
 from service.observe.metric_text import EXAMPLES
 from service.observe.metrics import Metrics
-from service.observe.request_metrics import Successes
+from service.observe.request_metrics import CoreCounts, Requests, Successes
 from tests.exposition import Family, read_exposition
 
 
@@ -19,6 +19,25 @@ def new_metrics() -> Metrics:
 
 # Methods whose requests consist of tf.Examples.
 _EXAMPLE_METHODS = ("Classify", "Regress", "MultiInference", "classify", "regress")
+
+
+class Core:
+    """A stand-in for the native core's statistics, to whose counts a test adds."""
+
+    def __init__(self) -> None:
+        self.requests = Requests()
+
+    def collect(self) -> CoreCounts:
+        """Returns the counts that tests added."""
+        return CoreCounts(self.requests)
+
+    def retire(self, model: str, version: int) -> Requests:
+        """Removes a version's counts, and returns them."""
+        return self.requests.take(lambda subject: (subject.model, subject.version) == (model, version))
+
+    def forget(self, model: str) -> None:
+        """Removes a model's counts."""
+        self.requests.take(lambda subject: subject.model == model)
 
 
 def finish(metrics: Metrics, version: int | None = 1, error: BaseException | None = None, **more: Any) -> None:
@@ -41,7 +60,9 @@ def finish(metrics: Metrics, version: int | None = 1, error: BaseException | Non
     if counted.examples is not None:
         counted.examples.counts[bisect_right(EXAMPLES, counted.rows)] += 1
         counted.examples.total = counted.rows
-    metrics.requests.add(subject, counted)
+    if not isinstance(metrics.requests.core, Core):
+        metrics.requests.core = Core()
+    metrics.requests.core.requests.add_successes(subject, counted)
 
 
 def read(metrics: Metrics) -> dict[str, Family]:

@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.admission import Limits
 from service.control.request_context import Subject
 from service.errors import BackendFailure, IdOutOfRange, NotReady, Overloaded
 from service.observe.metric_text import BATCH_ROWS, QUEUE, Rows, Times
 from service.observe.metrics import MOST_SHOWN, SHOWN_SCRAPES, GoneModels, Metrics
-from service.observe.request_metrics import Batches
+from service.observe.request_metrics import Batches, CoreCounts
 from service.tables.guarded_files import GuardedFiles
 from service.types import State, TableCounts, VersionStatus
 from service.versions.servable import LoadedServable
@@ -139,9 +138,8 @@ def test_an_error_and_how_often_a_load_failed_are_told_until_it_loads() -> None:
 def test_tells_what_may_be_in_flight_and_what_is() -> None:
     metrics = new_metrics()
     assert not read(metrics)["embedding_server_in_flight_limit_bytes"].samples
-    metrics.limits = Limits(bytes=5000)
-    metrics.held = lambda: {"m": 400}
-    metrics.admission.held_by_core({"m": 50, "n": 6})
+    metrics.limit_bytes = 5000
+    metrics.core = lambda: CoreCounts(held={"m": 450, "n": 6})
     found = read(metrics)
     assert found["embedding_server_in_flight_bytes"].value(model="m") == 450
     assert found["embedding_server_in_flight_bytes"].value(model="n") == 6

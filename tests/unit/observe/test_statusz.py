@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.admission import Limits
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import shown_settings
 from service.observe.attention import CERTIFICATE_S, ReadFiles, attention
 from service.observe.history import RecentRequests
-from service.observe.metric_text import REQUEST, Times
-from service.observe.request_metrics import AdmissionCounter, Requests
+from service.observe.metric_text import QUEUE, REQUEST, Times
+from service.observe.request_metrics import CoreCounts, Requests
 from service.observe.statusz import Statusz, overload, quantile_ms
 from service.tables.huge_pages import resident_bytes
 from service.versions.registry import Registry
@@ -78,14 +77,16 @@ def test_resident_pages_are_those_that_were_read(tmp_path: Path) -> None:
 
 
 def test_each_model_with_what_it_holds_and_why_it_was_refused() -> None:
-    counted = AdmissionCounter(lambda: 0.0)
-    for model, reason in (("a", "wait"), ("a", "wait"), ("a", "bytes"), ("b", "queue")):
-        counted.refused(model, reason)
+    waits = Times(QUEUE)
     for seconds in [0.004] * 99 + [0.09]:
-        counted.waited("c", seconds)
-    counted.connection_dropped("connections")
-    counted.held_by_core({"a": 5})
-    found = overload({"a": 10}, Limits(bytes=100, queued=3, wait_s=0.2), counted)
+        waits.add(seconds)
+    counts = CoreCounts(
+        refused={("a", "wait"): 2, ("a", "bytes"): 1, ("b", "queue"): 3, ("d", "bytes"): 0},
+        waits={"c": waits},
+        held={"a": 15},
+        dropped={"connections": 1},
+    )
+    found = overload(Settings(max_bytes_in_flight=100, max_queued_requests=3, max_queue_ms=200), counts)
     a, b, c = found["models"]
     assert a == {
         "model": "a",
@@ -93,7 +94,7 @@ def test_each_model_with_what_it_holds_and_why_it_was_refused() -> None:
         "refused": {"bytes": 1, "wait": 2},
         "p99_thread_wait_ms": None,
     }
-    assert (b["model"], b["in_flight_bytes"], b["refused"]) == ("b", 0, {"queue": 1})
+    assert (b["model"], b["in_flight_bytes"], b["refused"]) == ("b", 0, {"queue": 3})
     assert c["model"] == "c" and 4 <= c["p99_thread_wait_ms"] < 90
     assert found["limits"] == {"bytes": 100, "queued": 3, "wait_ms": 200.0}
     assert found["connections_dropped"] == {"connections": 1}

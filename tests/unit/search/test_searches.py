@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.admission import NeighborLimits
 from service.control.engine import Engine
 from service.control.request_context import Call
 from service.control.table_view import MAX_MAPS, KeptMaps, ids_on_map, project
@@ -24,7 +23,7 @@ from service.search.neighbor_indexes import BuildIndex, Indexing
 from service.tables.row_index import build_index, tune_index
 from service.types import Array, ModelRef
 from service.versions import low_priority
-from service.versions.neighbors import Named, NeighborAnswer, NeighborQuery
+from service.versions.neighbors import Named, NeighborAnswer, NeighborLimits, NeighborQuery
 from tests.conftest import Clock, RecordingObserver, serving
 from tests.integration.process import PATIENCE_S, until
 from tests.toy_model import toy_tables, write_toy_model
