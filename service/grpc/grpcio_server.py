@@ -13,8 +13,9 @@ import grpc
 from service.access.callers import Callers, Grant, Part
 from service.control import request_context
 from service.control.engine import Engine
+from service.control.request_context import Call
 from service.core.forwarded import Forwarding
-from service.errors import Unauthenticated, Unimplemented
+from service.errors import ServiceError, Unauthenticated, Unimplemented
 from service.grpc.health import HEALTH_SERVICE, REFLECTION_NAMES, Health, Reflection
 from service.grpc.methods import (
     HEALTH_NAMES,
@@ -26,7 +27,7 @@ from service.grpc.methods import (
     unary_handlers,
 )
 from service.grpc.refusals import STATUS_CODES, Refusals, retry_hint
-from service.wire.api import Handler
+from service.wire.api import GRPC_API, PREDICT, Handler
 
 _OPEN_PATHS: dict[str, Part] = {
     **{f"/{HEALTH_SERVICE}/{method}": "health" for method in ("Check", "Watch")},
@@ -240,10 +241,11 @@ class _MethodTable(grpc.GenericRpcHandler):
             for path, handler in unary_handlers(guard.engine, as_content=in_content).items()
         }
         self._refusals = {path: _refusing(serve, path, text) for path, text in UNIMPLEMENTED.items()}
-        # An unknown caller must not learn which methods there are, so this handler checks the caller, too.
-        self._unknown = _refusing(serve, "", "Method not found!") if isinstance(guard, Guard) else None
+        # An unknown caller must not learn which methods there are, so this handler checks callers, too. It also counts
+        # the call, which grpcio's own handler would not.
+        self._unknown = _refusing(serve, "", "Method not found!")
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
         as_content = self._as_content
         for key, value in handler_call_details.invocation_metadata or ():
             if key == TENSOR_ENCODING_KEY:
@@ -273,6 +275,9 @@ class _Serve:
                 remaining_s = context.time_remaining()
                 return handler(data, None if remaining_s is None else self._engine.clock() + remaining_s)
         except Exception as error:
+            # Predict counts its own refusals. The path is "" for unknown methods, whose names are the clients'.
+            if path != PREDICT and isinstance(error, ServiceError):
+                self._engine.reject(error, Call(GRPC_API, path.rpartition("/")[2]))
             self._abort(context, error)
 
     def _enter(self, context: grpc.ServicerContext) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import Any
 
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.access.callers import NO_NAMES, Callers, Grant, Part, names_of_transport
 from service.access.sessions import COOKIE, CSRF_HEADER, Sessions
 from service.core.forwarded import NO_FORWARDING, Forwarding
-from service.errors import PermissionDenied, Unauthenticated
+from service.errors import PermissionDenied, ServiceError, Unauthenticated
 from service.http.errors import CODE_HEADER, ERROR_HEADERS, HTTP_STATUS, service_error_response
 
 _PAGE = """<!doctype html>
@@ -76,6 +76,7 @@ class AccessMiddleware:
       metrics_paths: paths of the metrics.
       forwarding: reads the names in client certificates from the native core's headers.
       sessions: the sessions of browsers; None: a request needs a token or a certificate.
+      refused: counts a request of an unknown caller; it runs without rights.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class AccessMiddleware:
         metrics_paths: tuple[str, ...] = (),
         forwarding: Forwarding = NO_FORWARDING,
         sessions: Sessions | None = None,
+        refused: Callable[[Scope, ServiceError], None] = lambda scope, error: None,
     ) -> None:
         self._app = app
+        self._refused = refused
         self._sessions = sessions
         self._callers = callers
         self._forwarding = forwarding
@@ -102,6 +105,7 @@ class AccessMiddleware:
         try:
             grant = self._grant(scope)
         except (Unauthenticated, PermissionDenied) as error:
+            self._refused(scope, error)
             response = service_error_response(error, scope["request_id"])
             accept = next((value for name, value in scope["headers"] if name == b"accept"), b"").decode("latin-1")
             if isinstance(error, Unauthenticated) and scope["method"] == "GET" and wants_html(accept):

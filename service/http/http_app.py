@@ -10,13 +10,13 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from service.access.callers import Callers
 from service.access.sessions import Sessions
 from service.control.engine import Engine
 from service.core.forwarded import NO_FORWARDING, Forwarding
-from service.errors import ModelNotFound, RouteNotFound, ServiceError
+from service.errors import ModelNotFound, RouteNotFound, ServiceError, Unimplemented
 from service.http.access import AccessMiddleware
 from service.http.console_routes import ConsoleSources, add_console_routes
 from service.http.errors import error_response, service_error_response
@@ -31,7 +31,7 @@ from service.http.model_routes import add_diff_route, add_hot_rows_route, add_lo
 from service.http.neighbor_routes import add_neighbor_routes
 from service.http.oip_routes import add_open_inference_routes
 from service.http.operations_routes import add_admin_routes, add_docs_routes, add_statusz_route
-from service.http.routing import malformed, meant, raw_path
+from service.http.routing import malformed, meant, named_model, raw_path, refused_call
 from service.http.table_view_routes import add_table_view_routes
 
 # Most names of models that the error for an unknown model lists, as in native/src/edge/shared.rs.
@@ -102,12 +102,22 @@ def create_http_app(
         add_console_routes(app, engine, console, callers, sessions, max_body_bytes=max_body_bytes)
     add_docs_routes(app, engine, strict_json=strict_json)
 
+    def count(scope: Scope, error: ServiceError) -> None:
+        if (call := refused_call(scope)) is not None:
+            engine.reject(error, call, model=named_model(scope["path"]))
+
     async def on_service_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ServiceError)
+        count(request.scope, error)
         known = engine.models()[:_MAX_MODELS_TOLD] if isinstance(error, ModelNotFound) else None
-        return await _on_service_error(request, error, known)
+        return _answer_error(request, error, known)
+
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _answer_unknown(request, error, count)
 
     app.add_exception_handler(ServiceError, on_service_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(HTTPException, on_http_exception)
     if gzip_min_bytes:
         app.add_middleware(GzipMiddleware, min_bytes=gzip_min_bytes)
     if callers is not None:
@@ -117,6 +127,7 @@ def create_http_app(
             metrics_paths=tuple(metrics_paths),
             forwarding=forwarding,
             sessions=sessions,
+            refused=count,
         )
     app.add_middleware(SecurityHeadersMiddleware)
     if spans is not None:
@@ -126,8 +137,7 @@ def create_http_app(
     return app
 
 
-async def _on_service_error(request: Request, error: Exception, known: list[str] | None = None) -> Response:
-    assert isinstance(error, ServiceError)
+def _answer_error(request: Request, error: ServiceError, known: list[str] | None) -> Response:
     # The error's traceback, context and cause are cleared to break a reference cycle between the error and FastAPI's
     # frames, which keep the request's body. Else each refusal would keep a megabyte or so until the garbage collector
     # runs.
@@ -135,18 +145,20 @@ async def _on_service_error(request: Request, error: Exception, known: list[str]
     return service_error_response(error, request.scope["request_id"], known)
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
+def _answer_unknown(request: Request, error: HTTPException, count: Callable[[Scope, ServiceError], None]) -> Response:
     """Makes the answer to a request that the router refuses: an unknown path, or a wrong HTTP method."""
-    assert isinstance(error, HTTPException)
     allowed = (error.headers or {}).get("Allow", "")
     if request.method == "OPTIONS" and error.status_code == 405:
         # OPTIONS with the header Origin is a browser's preflight request, and gets 200, as in TensorFlow Serving.
         status = 200 if "origin" in request.headers else 204
         return Response(status_code=status, headers={"Allow": ", ".join(filter(None, (allowed, "OPTIONS")))})
+    path = raw_path(request)
+    refusal: ServiceError = RouteNotFound(f"Not found: {path}{meant(path)}")
     if request.url.path.startswith("/v1/"):
-        return service_error_response(malformed(request, allowed), request.scope["request_id"])
-    if error.status_code == 404:
-        path = raw_path(request)
-        error = RouteNotFound(f"Not found: {path}{meant(path)}")
-        return service_error_response(error, request.scope["request_id"])
-    return error_response(error.status_code, f"{request.method} is not allowed here", error.headers)
+        refusal = malformed(request, allowed)
+    elif error.status_code != 404:
+        refusal = Unimplemented(f"{request.method} is not allowed here")
+    count(request.scope, refusal)
+    if isinstance(refusal, Unimplemented):
+        return error_response(error.status_code, refusal.message, error.headers)
+    return service_error_response(refusal, request.scope["request_id"])

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _KEPT = 50
 # Most log lines on slow requests per second: if all requests are slow, more lines would slow them further.
 _LINES_PER_S = 5
-_MAX_TEXT = 300
+_MAX_TEXT = 1000
 # Codes of errors that the server or its load causes, and not the client; the status page lists their requests apart.
 _OURS = frozenset({"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNKNOWN", "DATA_LOSS"})
 

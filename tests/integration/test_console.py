@@ -362,6 +362,40 @@ def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server:
     page.get_by_text("No request was refused for lack of room.").wait_for()
 
 
+def test_requests_that_reach_no_method_are_counted_once_and_listed(server: ServerProcess) -> None:
+    def failures() -> dict[tuple[str, str], int]:
+        counts = server.http.get("/v1/statusz").json()["recent_failures"]["counts"]
+        return {(one["model"], one["code"]): one["requests"] for one in counts}
+
+    mistakes = (
+        ("POST", "/v1/models/toy:lookp", "toy", "INVALID_ARGUMENT", ""),
+        ("GET", "/v1/modelz/toy", "", "INVALID_ARGUMENT", ""),
+        ("GET", "/v1/models/none/metadata", "", "NOT_FOUND", "GET /v1/models/{model}/metadata"),
+        ("GET", "/nowhere", "", "NOT_FOUND", ""),
+        ("POST", "/v1/models/toy/tables/none:neighbors", "toy", "NOT_FOUND", "neighbors"),
+        ("GET", "/v1/models/toy:lookup", "toy", "INVALID_ARGUMENT", "lookup"),
+        ("POST", "/v1/models/toy/tables/none:rows", "toy", "NOT_FOUND", "rows"),
+        ("GET", "/v2/models/toy/infer", "toy", "UNIMPLEMENTED", "infer"),
+    )
+    for number, (method, path, model, code, called) in enumerate(mistakes):
+        before = failures()
+        body = ({"ids": [1], "k": 1} if called == "neighbors" else {"ids": [1]}) if method == "POST" else None
+        answer = server.http.request(method, path, json=body, headers={"X-Request-Id": f"mistake-{number}"})
+        assert answer.status_code >= 400, path
+        until(lambda before=before: failures() != before)
+        after = failures()
+        more = {key: count - before.get(key, 0) for key, count in after.items() if count != before.get(key, 0)}
+        assert more == {(model, code): 1}, path
+        listed = [
+            one
+            for one in server.http.get("/v1/statusz").json()["last_errors"]
+            if one["request_id"] == f"mistake-{number}"
+        ]
+        assert [(one["model"], one["code"], one["method"]) for one in listed] == [(model, code, called)], path
+    # No path is a label of a metric.
+    assert "modelz" not in server.http.get("/metrics").text and "lookp" not in server.http.get("/metrics").text
+
+
 def test_an_operator_sees_slow_requests_request_logs_settings_and_signatures_that_are_not_run(
     console: Watched, server: ServerProcess, base: Path
 ) -> None:

@@ -692,14 +692,15 @@ impl Exchange {
             response
         } else if method == Method::Infer {
             let text = format!("{name} is not allowed here; send it by POST");
-            let status = Status { code: Code::Unimplemented, text, may_retry: false };
-            let mut response = self.refuse(&head.headers, &status, open);
+            let fault = Fault::new(Code::Unimplemented, text).of_model(model(&self.shared, head));
+            let mut response = self.fault(method, head, &fault, open);
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
             response.headers_mut().remove(ERROR_CODE);
             response.headers_mut().insert(ALLOW, ALLOWED);
             response
         } else {
             let fault = faults::malformed_path(name, head.uri.path(), "; send it by POST");
+            let fault = fault.of_model(model(&self.shared, head));
             let mut response = self.fault(method, head, &fault, open);
             // TensorFlow Serving answers 400 for its own method.
             if method != Method::HttpPredict {

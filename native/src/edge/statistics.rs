@@ -22,7 +22,7 @@ const KEPT_SLOW: usize = 50;
 /// Number of refused requests that are kept, of those that the server caused and of those that clients caused; and the
 /// number of characters of their texts.
 const KEPT_FAILURES: usize = 50;
-const MAX_KEPT_TEXT: usize = 300;
+const MAX_KEPT_TEXT: usize = 1000;
 /// Number of sets of event counters. Threads share a set only if there are more threads than sets.
 const SHARDS: usize = 64;
 
@@ -156,11 +156,8 @@ impl Statistics {
         *lock(&self.refused).entry((model.to_owned(), reason)).or_default() += 1;
     }
 
-    /// Counts a request that is refused for a fault, unless it is a `:rows` request, and keeps it for the status page.
+    /// Counts a request that is refused for a fault, and keeps it for the status page.
     pub fn failed(&self, method: Method, subject: faults::Subject, code: Code, text: &str, request_id: &str) {
-        if method == Method::Rows {
-            return;
-        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let one = FailedRequest {
             at_s: now.as_secs_f64(),
@@ -230,8 +227,7 @@ impl Statistics {
     #[inline]
     pub fn succeeded(&self, method: Method, answered: &Answered, took: Duration, request_id: impl FnOnce() -> String) {
         if method == Method::Rows {
-            // A `:rows` request is not counted, because it runs no signature; the control server does not count it
-            // either.
+            // An answered `:rows` request is not counted, because it runs no signature.
             return;
         }
         let (model, version) = (answered.servable.model(), answered.servable.version());
@@ -612,15 +608,17 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_tables_are_no_subject_and_events_are_counted() {
+    fn rows_of_tables_are_counted_where_they_are_refused_and_events_always() {
         let statistics = Statistics::new(Vec::new(), Vec::new(), vec![1, 2, 4], Duration::MAX);
         statistics.succeeded(Method::Rows, &answered(1), Duration::ZERO, String::new);
+        statistics.failed(Method::Rows, faults::Subject::default(), Code::NotFound, "text", "id");
         statistics.count(Event::DeclinedSearch);
         statistics.count(Event::ConnectedHttp);
         statistics.count(Event::ConnectedHttp);
         statistics.count(Event::DisconnectedHttp);
         let snapshot = statistics.snapshot();
         assert!(snapshot.subjects.is_empty() && snapshot.slow.is_empty());
+        assert_eq!((snapshot.failed[0].method, snapshot.failed[0].count, snapshot.failures.len()), ("rows", 1, 1));
         assert!(snapshot.declined.contains(&("search", 1)));
         assert_eq!(snapshot.connections, [("grpc", 0), ("http", 1)]);
         let text = serde_json::to_string(&snapshot).unwrap();
