@@ -1,5 +1,9 @@
 // Hooks: data that is loaded and polled, and the page's address.
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { Refusal } from "./api";
+
+// Refusals that the same request gets again: of what it asks for, of its caller's rights, of what the server can.
+const LASTING = [400, 403, 501];
 
 export interface Loaded<T> {
   data: T | undefined;
@@ -10,7 +14,7 @@ export interface Loaded<T> {
 
 /**
  * Loads data when `key` changes, and again every `pollMs` while the page is visible (0: never). The old data stays until
- * the new data is there; data of an older key goes at once.
+ * the new data is there; data of an older key goes at once. After a lasting refusal it asks no more: each one is counted.
  */
 export function useLoad<T>(key: string, load: (signal: AbortSignal) => Promise<T>, pollMs = 0): Loaded<T> {
   const [state, setState] = useState<{ key: string; data?: T; error?: Error; isLoading: boolean }>({
@@ -24,17 +28,19 @@ export function useLoad<T>(key: string, load: (signal: AbortSignal) => Promise<T
     const controller = new AbortController();
     let timer = 0;
     const run = async (): Promise<void> => {
+      let isLasting = false;
       try {
         const data = await latest.current(controller.signal);
         if (!controller.signal.aborted) setState({ key, data, isLoading: false });
       } catch (error) {
         if (controller.signal.aborted) return;
+        isLasting = error instanceof Refusal && LASTING.includes(error.status);
         setState((old) => {
           const kept = old.key === key && old.data !== undefined ? { data: old.data } : {};
           return { key, ...kept, error: error as Error, isLoading: false };
         });
       }
-      if (pollMs > 0 && !controller.signal.aborted) timer = window.setTimeout(next, pollMs);
+      if (pollMs > 0 && !isLasting && !controller.signal.aborted) timer = window.setTimeout(next, pollMs);
     };
     const next = (): void => {
       if (document.hidden) timer = window.setTimeout(next, pollMs);

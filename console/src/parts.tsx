@@ -126,7 +126,8 @@ export interface Column<T> {
   cell: (row: T) => ComponentChildren;
 }
 
-export function Grid<T>({ label, columns, rows }: { label: string; columns: Column<T>[]; rows: T[] }): JSX.Element {
+export function Grid<T>(props: { label: string; columns: Column<T>[]; rows: T[]; isChosen?: (row: T) => boolean }): JSX.Element {
+  const { label, columns, rows, isChosen } = props;
   return (
     <Wide label={label}>
       <table>
@@ -141,7 +142,7 @@ export function Grid<T>({ label, columns, rows }: { label: string; columns: Colu
         </thead>
         <tbody>
           {rows.map((row, at) => (
-            <tr key={at}>
+            <tr key={at} aria-current={isChosen?.(row) ? "true" : undefined}>
               {columns.map((column) => (
                 <td key={column.name} class={column.isNumber ? "number" : ""} data-name={column.name}>
                   {column.cell(row)}

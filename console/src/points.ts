@@ -56,12 +56,17 @@ function pixel(color: string): number {
   return ((255 << 24) | ((number & 255) << 16) | (number & 0xff00) | (number >> 16)) >>> 0;
 }
 
-/** The points of a map as typed arrays, with a colour for each. lowest, highest: the values at the ramp's ends. */
+/**
+ * The points of a map as typed arrays, with a colour for each. lowest, highest: the values at the ramp's ends. least,
+ * most: the extreme values, which may lie beyond.
+ */
 export class Points {
   readonly x: Float32Array;
   readonly y: Float32Array;
   readonly lowest: number;
   readonly highest: number;
+  readonly least: number;
+  readonly most: number;
   /** The least and largest x, and the least and largest y. */
   private readonly bounds: [number, number, number, number];
   private readonly colors: Uint32Array;
@@ -81,6 +86,8 @@ export class Points {
     // The outer hundredths share the end colours: one huge row must not make all others one colour.
     this.lowest = sorted[Math.floor(0.01 * (sorted.length - 1))] ?? 0;
     this.highest = sorted[Math.ceil(0.99 * (sorted.length - 1))] ?? 1;
+    this.least = sorted[0] ?? Infinity;
+    this.most = sorted.at(-1) ?? -Infinity;
     const scaled = (value: number): number => (isLog ? Math.log(Math.max(value, 1e-9)) : value);
     const [low, high] = [scaled(this.lowest), scaled(this.highest)];
     const all = ramp();

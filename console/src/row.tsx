@@ -1,5 +1,6 @@
 // One row of a table: its values as bars, its norm, its provenance, and its neighbours.
 import type { JSX } from "preact";
+import { useEffect, useRef } from "preact/hooks";
 import { Row, get, post, tablePath } from "./api";
 import { useLoad } from "./hooks";
 import { Ago, Choice, Grid, Status, nameOf, rowColumns, shown } from "./parts";
@@ -69,16 +70,21 @@ function NeighborList({ choice, row }: { choice: Choice; row: Row }): JSX.Elemen
   );
 }
 
-/** Shows one row by its id. */
-export function RowPanel(props: { choice: Choice; id: string; methods: string[] }): JSX.Element {
+/** Shows one row by its id. comes: it scrolls into view, if it is not there. */
+export function RowPanel(props: { choice: Choice; id: string; methods: string[]; comes?: boolean }): JSX.Element {
   const { choice, id } = props;
   const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", `:row?${new URLSearchParams({ id })}`);
   // A new version, or a delta, shows within some seconds.
   const loaded = useLoad(path, (signal) => get<Row>(path, signal), 5000);
   const row = loaded.data;
+  const card = useRef<HTMLElement>(null);
+  useEffect(() => {
+    const { top } = card.current!.getBoundingClientRect();
+    if (props.comes && (top < 0 || top > 0.7 * innerHeight)) card.current!.scrollIntoView();
+  }, [props.comes, path]);
   const name = row ? nameOf({ label: row.label, key: Object.values(row.keys).find((key) => key !== null) }) : "";
   return (
-    <section class="card" aria-label="Row">
+    <section class="card" aria-label="Row" ref={card}>
       <Status of={loaded} what="the row" />
       {row ? (
         <>

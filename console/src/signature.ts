@@ -42,10 +42,16 @@ export function fieldsOf(signature: Signature): Field[] {
   ].sort((a, b) => a.name.localeCompare(b.name));
 }
 
+/** Says whether a field takes serialized tf.Examples, as the exporters of Estimators and of TFX name it. */
+export function isExamples(field: Field): boolean {
+  return field.dtype === "DT_STRING" && /^(inputs|.*examples?)$/.test(field.name);
+}
+
 /** Says in words what to type into a field. */
 export function hintOf(field: Field): string {
   const kind = field.dtype.replace("DT_", "").toLowerCase();
-  if (field.isRagged) return `${kind}; a line per row, ids or keys with commas`;
+  if (isExamples(field)) return 'serialized tf.Examples: [{"b64": "…"}]';
+  if (field.isRagged) return `${kind}; a line per row, ${kind === "string" ? "keys" : "numbers"} with commas`;
   if (field.rank <= 1) return `${kind}; values with commas, or JSON`;
   return `${kind}; JSON, ${field.rank} levels of lists`;
 }

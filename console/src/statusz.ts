@@ -6,8 +6,9 @@ export interface TableStatus {
   dim: number;
   dtype: string;
   mapped_bytes: number;
-  missing_share?: number;
+  /** Ids in lookups, and those of them that have no row. */
   ids?: number;
+  missing_ids?: number;
   /** Rows that lookups and predictions read, estimated; null if the server does not sample them. */
   reads: number | null;
 }
@@ -38,6 +39,9 @@ export interface VersionStatus {
 
 export interface Noted {
   at_s: number;
+  /** "http" or "grpc", and the wire's name for what was called; "" if no method of this server was. */
+  api: string;
+  method: string;
   code: string;
   model: string;
   message: string;

@@ -234,8 +234,8 @@ def test_pages_of_a_million_rows(console: Watched) -> None:
     page = console.open("tables?model=large&table=user&start=999950")
     rows = page.locator("section[aria-label='Rows']")
     rows.get_by_text("999950 to 999999 of 1,000,000").wait_for()
-    assert rows.get_by_role("button", name="Later").is_disabled()
-    rows.get_by_role("button", name="Earlier").click()
+    assert rows.get_by_role("button", name="Next").is_disabled()
+    rows.get_by_role("button", name="Previous").click()
     rows.get_by_text("999900 to 999949").wait_for()
     rows.get_by_role("link", name="999900").click()
     page.wait_for_selector("h2 >> text=Row 999900")
@@ -273,6 +273,7 @@ def test_a_map_shows_drift_and_groups_of_keys(console: Watched) -> None:
     page.get_by_text("How far each row turned since version 1").wait_for()
     browsing.wait_for(page, "/1 − cosine 0/.test(document.querySelector('div.ramp div.ramp')?.innerText)")
     browsing.wait_for(page, SHOWS.format("1 − cosine"))
+    assert page.locator("div.ramp div.ramp canvas").evaluate(COLORS) > 50
     # The map has three colours: the background, the rows that did not turn, and row 7.
     assert page.locator("canvas[role=application]").evaluate(COLORS) == 3
     assert box(page, "Since version").locator("option").all_inner_texts() == ["1"]
@@ -330,6 +331,20 @@ def test_a_row_is_found_by_a_part_of_its_label_with_its_nearest_rows(console: Wa
     row.locator("h2", has_text="Row 1 film:a").wait_for()
 
 
+@pytest.mark.parametrize("size", ["wide", "phone"])
+def test_a_chosen_row_is_marked_and_its_details_come_into_sight(
+    browser: Browser, server: ServerProcess, size: str
+) -> None:
+    with browsing.watched(browser, f"http://127.0.0.1:{server.http_port}", size=size) as seen:
+        page = seen.open("tables?model=large&table=user")
+        rows = page.get_by_role("region", name="Rows of the table").locator("tbody tr")
+        rows.nth(17).get_by_role("link").click()
+        page.locator("section[aria-label='Row'] h2", has_text="Row 17").wait_for()
+        assert page.locator("tr[aria-current]").locator("td").first.inner_text().endswith("17")
+        top = "document.querySelector(\"section[aria-label='Row']\").getBoundingClientRect().top"
+        browsing.wait_for(page, f"{top} > -20 && {top} < innerHeight * 0.7")
+
+
 def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server: ServerProcess) -> None:
     for _ in range(3):
         server.http.post("/v1/models/toy:lookup", json={"features": {"nothing": [1]}})
@@ -343,13 +358,16 @@ def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server:
     rows = page.get_by_role("region", name="Failed requests").locator("tbody tr")
     rows.filter(has_text="none").first.wait_for()
     cells = [row.locator("td").all_inner_texts() for row in rows.all()[:2]]
-    assert [(one[1], one[2], one[3]) for one in cells] == [
-        ("2", "unknown model", "NOT_FOUND"),
-        ("3", "toy", "INVALID_ARGUMENT"),
+    assert [(one[2], one[3], one[4]) for one in cells] == [
+        ("2", "gRPC Predict", "unknown model"),
+        ("3", "HTTP lookup", "toy"),
     ]
-    assert all(re.fullmatch(r"now|\d+ (s|min) ago", one[0]) for one in cells)
-    assert all(re.fullmatch(r"[\w.:-]{6,64}", one[5]) for one in cells)
-    exact = [one.get_attribute("title") or "" for one in rows.locator("time").all()]
+    assert cells[0][5].startswith("NOT_FOUND ") and cells[0][5].endswith("The models here: large, pair, spare, toy.")
+    assert all(re.fullmatch(r"now|\d+ (s|min) ago", time) for one in cells for time in one[:2])
+    assert all(re.fullmatch(r"[\w.:-]{6,64}", one[6]) for one in cells)
+    # The table fits its box, with its last column.
+    assert page.get_by_role("region", name="Failed requests").evaluate("box => box.scrollWidth <= box.clientWidth")
+    exact = [one.get_attribute("title") or "" for one in rows.locator("td:first-child time").all()]
     assert exact == sorted(exact, reverse=True) and all(re.fullmatch(r"[\d-]{10} [\d:]{8}", one) for one in exact)
     # One look at the top of the page shows that requests fail, and a click leads to the reasons.
     attention = page.get_by_role("region", name="Needs attention")
@@ -357,6 +375,8 @@ def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server:
     failing = attention.get_by_role("region", name="Requests that failed").locator("tbody tr")
     told = [row.locator("td").all_inner_texts() for row in failing.all()]
     assert {("unknown model", "NOT_FOUND"), ("toy", "INVALID_ARGUMENT")} <= {(one[0], one[1]) for one in told}
+    often = attention.get_by_role("list", name="What failed most").get_by_role("listitem").all_inner_texts()
+    assert 1 <= len(often) <= 3 and any('signature "lookup" has no feature' in text for text in often)
     attention.get_by_role("link", name="Last errors").click()
     assert page.evaluate("document.activeElement.innerText") == "Last errors"
     page.get_by_text("No request was refused for lack of room.").wait_for()
@@ -439,7 +459,8 @@ def test_versions_on_disk_are_compared_and_an_empty_choice_explains_itself(
     page.get_by_text("From version 1 to 2: 0 rows added, 0 removed").wait_for()
     console.open("compare?model=large")
     page.get_by_text("Comparing needs two versions, and the folder of large has 1.").wait_for()
-    page.get_by_text(f"model-export export --out {base}/large").wait_for()
+    page.get_by_text(f"model-export export MODEL.keras --out {base}/large").wait_for()
+    assert box(page, "From version").count() == 0
     console.open("deltas")
     card = page.locator("section[aria-label='Deltas of large 1']")
     card.get_by_text("No delta has come yet.").wait_for()
@@ -451,6 +472,9 @@ def test_versions_on_disk_are_compared_and_an_empty_choice_explains_itself(
 
 def test_a_lookup_is_tried_and_its_programs_give_the_same(console: Watched, server: ServerProcess) -> None:
     page = console.open("try?model=large&signature=lookup")
+    for name in ("user", "tags", "tags_sum", "tags_sqrtn"):
+        fill(page, name, "")
+    assert page.get_by_role("button", name="Send").is_disabled()
     fill(page, "user", "1, 2")
     fill(page, "tags", "red, green\n")
     fill(page, "tags_sum", "")
@@ -489,17 +513,35 @@ def test_traffic_shows_requests_while_they_come(console: Watched, server: Server
     server.lookup({"user": [1]}, model="large")
     page = console.open("traffic")
     page.get_by_text("Requests since the server's start").first.wait_for()
-    row = page.locator("section[aria-label='Last seconds'] tr", has_text="large")
+    row = page.locator("section[aria-label='Requests by model'] tr", has_text="large")
 
     def is_counted() -> bool:
         for _ in range(50):
             server.lookup({"user": [1]}, model="large")
         page.wait_for_timeout(100)
         cells = row.locator("td").all_inner_texts()
-        return bool(cells) and cells[1] != "0" and cells[4] != "no answer"
+        return bool(cells) and cells[1] != "0" and int(cells[5].replace(",", "")) >= 50 and cells[9] != "–"
 
     until(is_counted)
+    lines = page.locator(".u-legend").first
+    models = {one.inner_text(): one.locator(".u-marker").evaluate(MARKER) for one in lines.locator(".u-series").all()}
+    blue = next(style for name, style in models.items() if name.startswith("large answered"))
+    # A model keeps its colour when requests for no model come; failures are red.
+    server.http.get("/v1/models/aaa/metadata")
+    browsing.wait_for(page, "/unknown model failed/.test(document.querySelector('.u-legend').innerText)")
+    for one in lines.locator(".u-series").all():
+        style = one.locator(".u-marker").evaluate(MARKER) if one.locator(".u-marker").count() else ""
+        if one.inner_text().startswith("large answered"):
+            assert style == blue and style.startswith("solid")
+        elif "failed" in one.inner_text():
+            assert style == "dashed rgb(216, 52, 43)"
     assert page.locator(".uplot canvas").count() == 2
+    page.get_by_role("link", name="last errors", exact=True).click()
+    browsing.wait_for(page, "document.activeElement.innerText === 'Last errors'")
+
+
+# The dashes and the colour of a line's sample in a legend.
+MARKER = "one => `${getComputedStyle(one).borderTopStyle} ${getComputedStyle(one).borderTopColor}`"
 
 
 def test_hot_rows_show_while_lookups_come(console: Watched, server: ServerProcess) -> None:

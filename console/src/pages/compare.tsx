@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { Overview, get, modelPath } from "../api";
 import { Params, address, setParams, useLoad } from "../hooks";
-import { Grid, Select, Status, Wrong, shown, wrongModel } from "../parts";
+import { Copied, Grid, Select, Status, Wrong, shown, wrongModel } from "../parts";
 
 interface Histogram {
   edges: number[];
@@ -169,20 +169,30 @@ export function Compare({ overview, params }: { overview: Overview; params: Para
       {absent.length ? <Wrong what={`${name} has no version ${absent.join(" and no version ")}.`} /> : null}
       <div class="fields">
         <Select label="Model" value={name} options={models.map((one) => one.name)} onChange={(value) => setParams({ model: value, from: "", to: "" })} />
-        <Select label="From version" value={from} options={options} onChange={(value) => setParams({ from: value })} />
-        <Select label="To version" value={to} options={options} onChange={(value) => setParams({ to: value })} />
+        {versions.length > 1 ? (
+          <>
+            <Select label="From version" value={from} options={options} onChange={(value) => setParams({ from: value })} />
+            <Select label="To version" value={to} options={options} onChange={(value) => setParams({ to: value })} />
+          </>
+        ) : null}
       </div>
       {!canCompare ? (
         <p class="faint">This server has no route that compares versions.</p>
       ) : path ? (
         <Status of={diff} what="the comparison" />
+      ) : versions.length > 1 ? (
+        <p class="faint">Choose two different versions.</p>
       ) : (
-        <p class="faint">
-          {from && from === to ? "Choose two different versions." : `Comparing needs two versions, and the folder of ${name} has ${versions.length}.`} To
-          get another one, export into {model?.base_path ? "the same folder" : "the model's folder"} again:{" "}
-          <code>model-export export --out {model?.base_path ? `${model.base_path} …` : "…"}</code> (or <code>import</code>) writes the next version
-          beside the old one, which need not be served to be compared.
-        </p>
+        <section class="card" aria-label="How to get two versions">
+          <h2>How to get two versions</h2>
+          <p>
+            Comparing needs two versions, and the folder of {name} has {versions.length}. Train the model again, and write what you trained into the
+            same folder: the command writes the next version beside the old one, and the server serves it within seconds. The old one stays on
+            disk, where this page reads it.
+          </p>
+          <Copied label="From a Keras file" text={`model-export export MODEL.keras --out ${model?.base_path || "MODEL_FOLDER"}`} />
+          <Copied label="From files of vectors" text={`model-export import --table NAME=FILE --out ${model?.base_path || "MODEL_FOLDER"}`} />
+        </section>
       )}
       {diff.data ? (
         <>

@@ -41,6 +41,8 @@ interface Place {
 function VersionDeltas(props: Place & { deltas: DeltaStatus; session: Session; port: unknown }): JSX.Element {
   const { model, version, folder, table, deltas } = props;
   const { journal } = deltas;
+  const counts = [deltas.last_sequence, deltas.pending, deltas.missing, ...Object.values(deltas.refused), ...Object.values(deltas.journal_failures)];
+  const isIdle = counts.every((count) => !count);
   const facts: [string, string][] = [
     ["last number", shown(deltas.last_sequence)],
     ["applied", shown(deltas.applied)],
@@ -55,31 +57,37 @@ function VersionDeltas(props: Place & { deltas: DeltaStatus; session: Session; p
       <h2>
         {model}, version {version}
       </h2>
-      <dl>
-        {facts.map(([name, value]) => (
-          <div key={name}>
-            <dt>{name}</dt>
-            <dd>{value}</dd>
-          </div>
-        ))}
-      </dl>
+      {isIdle ? (
+        <p>
+          No delta has come yet. A delta changes rows of a served version without a new one.
+        </p>
+      ) : (
+        <dl>
+          {facts.map(([name, value]) => (
+            <div key={name}>
+              <dt>{name}</dt>
+              <dd>{value}</dd>
+            </div>
+          ))}
+        </dl>
+      )}
       {journal ? (
         <label class="journal">
-          Journal: {bytes(journal.bytes)} of {bytes(journal.max_bytes)}
+          Journal of the rows that requests changed (upserts): {bytes(journal.bytes)} of {bytes(journal.max_bytes)}
           <meter value={journal.bytes} max={journal.max_bytes} high={0.9 * journal.max_bytes} />
         </label>
       ) : (
-        <p class="faint">There is no journal, so upserts are refused: start the server with --delta_journal_dir.</p>
+        <p class="faint">Changing rows by request (upserts) is off: --delta_journal_dir turns it on.</p>
       )}
-      {deltas.applied ? null : (
+      {isIdle ? (
         <p class="faint">
-          No delta has come yet. A delta changes rows of a served version without a new one: write a file with{" "}
+          Write a file with{" "}
           <code>
             model-export delta {folder || `…/${version}`} --table {table} --rows new.npz
           </code>
           , or send rows to <code>{tablePath(model, "", table, ":upsert")}</code> on the admin port. <AdminPlace session={props.session} port={props.port} />
         </p>
-      )}
+      ) : null}
       {deltas.recent.length ? (
         <Grid
           label={`Last deltas of ${model} ${version}`}

@@ -29,13 +29,16 @@ async function loadComputed<T>(path: string, signal: AbortSignal): Promise<T> {
 function Ramp({ points }: { points: Points }): JSX.Element {
   const canvas = useRef<HTMLCanvasElement>(null);
   const { groups, name } = points.layer;
+  // No point has a value, so all are grey.
+  const isEmpty = points.least > points.most;
+  const [lowest, highest, least, most] = [points.lowest, points.highest, points.least, points.most].map((value) => shown(value, 3));
   useEffect(() => {
     const context = canvas.current?.getContext("2d");
     if (!context) return;
     const image = context.createImageData(256, 1);
     new Uint32Array(image.data.buffer).set(ramp());
     context.putImageData(image, 0, 0);
-  }, [groups === undefined]);
+  }, [groups === undefined, isEmpty]);
   if (groups) {
     return (
       <ul class="groups" aria-label="Colours">
@@ -50,11 +53,14 @@ function Ramp({ points }: { points: Points }): JSX.Element {
       </ul>
     );
   }
+  if (isEmpty) return <></>;
   return (
     <div class="ramp">
-      {name} {shown(points.lowest, 3)}
+      {name} {least === lowest ? "" : "≤ "}
+      {lowest}
       <canvas ref={canvas} width={256} height={1} aria-hidden="true" />
-      {shown(points.highest, 3)}
+      {most === highest ? "" : "≥ "}
+      {highest}
     </div>
   );
 }
@@ -349,7 +355,7 @@ function ColorChoice(props: { model: Model | undefined; map: TableMap | undefine
           onChange={(since) => setParams({ since })}
         />
       ) : null}
-      {by === "drift" && map && !others.length ? <p class="faint">Drift needs another AVAILABLE version of the model.</p> : null}
+      {by === "drift" && map && !others.length ? <p class="faint">Drift needs another AVAILABLE version of the model; the page Compare reads versions that are only on disk, too.</p> : null}
     </div>
   );
 }

@@ -1,7 +1,8 @@
 // Overview: what needs attention, models, versions on a time line, labels, load errors, limits, health.
 import type { JSX } from "preact";
+import { useEffect } from "preact/hooks";
 import { Change, Model, Overview, get, nowS } from "../api";
-import { address, useLoad } from "../hooks";
+import { address, readAddress, useLoad } from "../hooks";
 import { Ago, Badge, Grid, Problem, READS, UNKNOWN_MODEL, ago, bytes, duration, modelName, shown, time } from "../parts";
 import { Noted, Setting, Statusz, VersionStatus } from "../statusz";
 
@@ -25,6 +26,8 @@ function TimeLine({ model, nowS }: { model: Model; nowS: number }): JSX.Element 
     return `version ${version}: ${own.map((one) => `${one.state} at ${time(one.at_s)}`).join(", ")}`;
   });
   return (
+    <figure>
+    <figcaption class="faint">States of the versions over time</figcaption>
     <svg class="line" viewBox={`0 0 ${WIDTH} ${versions.length * ROW + 16}`} role="img" aria-label={`Time line. ${told.join(". ")}`}>
       {versions.map((version, row) => {
         const own = changes.filter((one) => one.version === version);
@@ -55,6 +58,7 @@ function TimeLine({ model, nowS }: { model: Model; nowS: number }): JSX.Element 
         now
       </text>
     </svg>
+    </figure>
   );
 }
 
@@ -85,14 +89,23 @@ function ModelCard(props: {
         columns={[
           { name: "version", isNumber: true, cell: (one) => one.version },
           { name: "state", cell: (one) => <Badge state={one.state} isBad={one.code !== "OK"} /> },
-          { name: "labels", cell: (one) => labels(one.version) },
-          { name: "in flight", isNumber: true, cell: (one) => detail(one.version)?.in_flight ?? "" },
+          { name: "labels", tip: "names that requests may use in place of the version's number", cell: (one) => labels(one.version) },
+          { name: "in flight", tip: "requests that run now", isNumber: true, cell: (one) => detail(one.version)?.in_flight ?? "" },
           {
             name: "signatures",
             cell: (one) => {
               const names = Object.keys(detail(one.version)?.signatures ?? {});
               if (!props.hasLinks || one.state !== "AVAILABLE") return names.join(", ");
-              return <a href={address("try", { model: model.name, version: String(one.version) })}>{names.join(", ") || "try"}</a>;
+              return (
+                <span>
+                  {(names.length ? names : [""]).map((name, at) => (
+                    <>
+                      {at ? ", " : ""}
+                      <a href={address("try", { model: model.name, version: String(one.version), signature: name })}>{name || "try"}</a>
+                    </>
+                  ))}
+                </span>
+              );
             },
           },
         ]}
@@ -141,7 +154,12 @@ function ModelCard(props: {
             isSampled
               ? { name: "reads", tip: READS, isNumber: true, cell: (one) => (one.reads === null ? "not sampled" : shown(one.reads)) }
               : { name: "ids of lookups", isNumber: true, cell: (one) => shown(one.ids ?? 0) },
-            { name: "unknown ids", tip: "share of the ids in lookups that have no row", isNumber: true, cell: (one) => `${shown((one.missing_share ?? 0) * 100, 3)} %` },
+            {
+              name: "unknown ids",
+              tip: "of the ids in lookups, without predictions, those that have no row; reads count neither them nor refused requests",
+              isNumber: true,
+              cell: (one) => (one.ids ? `${shown(one.missing_ids ?? 0)} of ${shown(one.ids)}` : "–"),
+            },
           ]}
         />
       ) : null}
@@ -150,12 +168,50 @@ function ModelCard(props: {
 }
 
 const LAST_ERRORS = "last-errors";
+const SHOWN_REASONS = 3;
+// The server cuts longer messages to this.
+const MAX_MESSAGE = 1000;
+
+interface Group extends Noted {
+  count: number;
+  firstS: number;
+}
+
+/** Joins failed requests with equal model, code, call and message; the newest of them stands for all. */
+function grouped(errors: Noted[]): Group[] {
+  const found = new Map<string, Group>();
+  for (const one of errors) {
+    const key = JSON.stringify([one.model, one.code, callOf(one), one.message]);
+    const known = found.get(key);
+    if (known) Object.assign(known, { count: known.count + 1, firstS: Math.min(known.firstS, one.at_s) });
+    else found.set(key, { ...one, count: 1, firstS: one.at_s });
+  }
+  return [...found.values()];
+}
+
+/** Names what a request called, such as "HTTP lookup". */
+function callOf({ api, method }: Noted): string {
+  return `${api === "grpc" ? "gRPC" : "HTTP"} ${method}`.trim();
+}
+
+/** An error's text, with the names of models where one is not known. */
+function Message({ one, models }: { one: Noted; models: string[] }): JSX.Element {
+  return (
+    <>
+      {one.message}
+      {one.message.length < MAX_MESSAGE ? "" : " …"}
+      {one.code === "NOT_FOUND" && !one.model && one.message.startsWith("Servable") ? <span class="faint"> The models here: {models.join(", ") || "none"}.</span> : null}
+    </>
+  );
+}
 
 /** How many requests failed in the last minutes, with a link to the reasons. */
-function Failures({ statusz }: { statusz: Statusz }): JSX.Element {
+function Failures({ statusz, models }: { statusz: Statusz; models: string[] }): JSX.Element {
   const { counts, seconds } = statusz.recent_failures;
   const all = counts.reduce((sum, one) => sum + one.requests, 0);
   const since = `in the last ${seconds / 60} minutes`;
+  const recent = statusz.last_errors.filter((one) => one.at_s > nowS() - seconds);
+  const often = grouped(recent).sort((a, b) => b.count - a.count).slice(0, SHOWN_REASONS);
   if (!all) return <p class="faint">No request failed {since}.</p>;
   return (
     <>
@@ -170,7 +226,7 @@ function Failures({ statusz }: { statusz: Statusz }): JSX.Element {
         >
           Last errors
         </a>{" "}
-        say why.
+        say which and why.
       </p>
       <Grid
         label={`Requests that failed ${since}`}
@@ -181,13 +237,20 @@ function Failures({ statusz }: { statusz: Statusz }): JSX.Element {
           { name: "failed requests", isNumber: true, cell: (one) => shown(one.requests) },
         ]}
       />
+      <ul aria-label="What failed most">
+        {often.map((one) => (
+          <li key={one.request_id}>
+            {shown(one.count)} × {callOf(one)}, {modelName(one.model)}: <Message one={one} models={models} />
+          </li>
+        ))}
+      </ul>
       {counts.length > SHOWN_FAILURES ? <p class="faint">{counts.length - SHOWN_FAILURES} more lines are under recent_failures in /v1/statusz.</p> : null}
       {counts.slice(0, SHOWN_FAILURES).some((one) => !one.model) ? <p class="faint">{UNKNOWN_MODEL}</p> : null}
     </>
   );
 }
 
-function Attention({ statusz }: { statusz: Statusz }): JSX.Element {
+function Attention({ statusz, models }: { statusz: Statusz; models: string[] }): JSX.Element {
   return (
     <section class="card" aria-label="Needs attention">
       <h2>Needs attention</h2>
@@ -204,7 +267,7 @@ function Attention({ statusz }: { statusz: Statusz }): JSX.Element {
       ) : statusz.recent_failures.counts.length ? null : (
         <p class="faint">Nothing now.</p>
       )}
-      <Failures statusz={statusz} />
+      <Failures statusz={statusz} models={models} />
     </section>
   );
 }
@@ -304,22 +367,16 @@ function ServerDetails({ statusz }: { statusz: Statusz }): JSX.Element {
   );
 }
 
-/** Joins failed requests with equal model, code and message; the newest of them stands for all. */
-function grouped(errors: Noted[]): (Noted & { count: number })[] {
-  const found = new Map<string, Noted & { count: number }>();
-  for (const one of errors) {
-    const key = JSON.stringify([one.model, one.code, one.message]);
-    const known = found.get(key);
-    if (known) known.count += 1;
-    else found.set(key, { ...one, count: 1 });
-  }
-  return [...found.values()];
-}
-
 /** hasLinks: the port that the page came from has the other pages too. */
 export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLinks: boolean }): JSX.Element {
   const statusz = useLoad("statusz", (signal) => get<Statusz>("/v1/statusz", signal), 5000);
   const data = statusz.data;
+  const names = overview.models.map((model) => model.name);
+  const hasData = data !== undefined;
+  useEffect(() => {
+    // A link of the page Traffic leads to the last errors.
+    if (hasData && readAddress().params["show"] === LAST_ERRORS) document.getElementById(LAST_ERRORS)?.focus();
+  }, [hasData]);
   return (
     <>
       <h1 tabIndex={-1}>Overview</h1>
@@ -341,19 +398,19 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
               <dd>{duration(data.server.uptime_s)}</dd>
             </div>
             <div>
-              <dt>data plane</dt>
-              <dd>{data.data_plane.kind}</dd>
+              <dt title="what answers lookups and predictions: the core in Rust, or the slower reference server in Python">answered by</dt>
+              <dd>{data.data_plane.kind === "native" ? "native core" : data.data_plane.kind}</dd>
             </div>
             {data.server.rss_bytes ? (
               <div>
-                <dt>memory</dt>
+                <dt title="of the whole process: Python, libraries and graphs, beside the tables below">memory of the process</dt>
                 <dd>{bytes(data.server.rss_bytes)}</dd>
               </div>
             ) : null}
           </>
         ) : null}
       </dl>
-      {data ? <Attention statusz={data} /> : null}
+      {data ? <Attention statusz={data} models={names} /> : null}
       {overview.models.length ? null : <p class="faint">No model is configured that you may see.</p>}
       {overview.models.map((model) => (
         <ModelCard
@@ -375,17 +432,23 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
             </h2>
             {data.last_errors.length ? (
               <>
-                <p class="faint">The last {data.last_errors.length} failed requests that the server keeps; equal ones are one line, the newest first. Point at a time to see
-                  it exactly; search the log for a request id.</p>
+                <p class="faint">
+                  The last {data.last_errors.length} failed requests that the server keeps; equal ones are one line, the newest first.
+                  <span class="pointer"> Point at a time to see it exactly.</span> Requests that were refused for lack of room are under Limits, not here.{" "}
+                  {String(data.settings["log_level"]?.value).match(/warning|error/)
+                    ? `The log has no lines on clients' mistakes, because of --log_level=${String(data.settings["log_level"]?.value)}.`
+                    : "The server's log, on its standard error, has a line with the request id for each, unless there are more than 20 a second."}
+                </p>
                 <Grid
                   label="Failed requests"
                   rows={grouped(data.last_errors)}
                   columns={[
                     { name: "last at", cell: (one) => <Ago atS={one.at_s} /> },
+                    { name: "first at", cell: (one) => <Ago atS={one.firstS} /> },
                     { name: "requests", isNumber: true, cell: (one) => shown(one.count) },
+                    { name: "call", cell: (one) => <span class="word">{callOf(one)}</span> },
                     { name: "model", cell: (one) => modelName(one.model) },
-                    { name: "code", cell: (one) => one.code },
-                    { name: "message", cell: (one) => one.message },
+                    { name: "code and message", cell: (one) => <span class="word"><b>{one.code}</b> <Message one={one} models={names} /></span> },
                     { name: "last request id", cell: (one) => <code>{one.request_id}</code> },
                   ]}
                 />

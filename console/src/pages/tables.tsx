@@ -6,7 +6,9 @@ import { Loaded, Params, address, setParams, useLoad } from "../hooks";
 import { Choice, Grid, READS, Status, TableChoice, hotNote, rowColumns, rowParams, shown, useTables } from "../parts";
 import { RowPanel } from "../row";
 
-const PAGE_ROWS = 50;
+// A phone shows a row of a table as a block of lines.
+const PAGE_ROWS = innerWidth > 600 ? 50 : 20;
+const HOT_ROWS = innerWidth > 600 ? 20 : 5;
 const FOUND_ROWS = 20;
 
 interface NamedRow {
@@ -31,6 +33,7 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
         <>
           <Grid
             label="Rows of the table"
+            isChosen={(row) => String(row.id) === params["id"]}
             rows={page.norms.map((norm, at) => ({ id: start + at, norm, key: page.keys[at], label: page.labels[at] ?? null }))}
             columns={[
               ...rowColumns<NamedRow>(choice, { start: String(start) }).slice(0, page.keys.length || page.labels.length ? 2 : 1),
@@ -39,7 +42,7 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
           />
           <div class="fields">
             <button type="button" disabled={start === 0} onClick={() => setParams({ start: String(Math.max(start - PAGE_ROWS, 0)) })}>
-              Earlier
+              Previous
             </button>
             <span>
               {start} to {Math.min(start + PAGE_ROWS, total) - 1} of {total.toLocaleString("en")}
@@ -49,7 +52,7 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
               disabled={start + PAGE_ROWS >= total}
               onClick={() => setParams({ start: String(start + PAGE_ROWS) })}
             >
-              Later
+              Next
             </button>
           </div>
         </>
@@ -58,8 +61,8 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
   );
 }
 
-function HotRows({ choice }: { choice: Choice }): JSX.Element {
-  const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", ":hot?k=20");
+function HotRows({ choice, id }: { choice: Choice; id: string }): JSX.Element {
+  const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", `:hot?k=${HOT_ROWS}`);
   const loaded = useLoad(path, (signal) => get<Hot>(path, signal));
   const isUnsampled = loaded.error instanceof Refusal && loaded.error.status === 501;
   return (
@@ -74,6 +77,7 @@ function HotRows({ choice }: { choice: Choice }): JSX.Element {
       <Grid
         label="Rows that are read most"
         rows={loaded.data?.rows ?? []}
+        isChosen={(row) => String(row.id) === id}
         columns={[
           ...rowColumns<Hot["rows"][number]>(choice),
           { name: "reads", tip: READS, isNumber: true, cell: (row) => shown(row.lookups) },
@@ -162,14 +166,14 @@ export function Tables({ overview, params }: { overview: Overview; params: Param
         <>
           <Find key={`${choice.model} ${choice.table.name}`} text={text} />
           <div class="columns">
-            <div>
+            <div class="beside">
               {text ? <Found choice={choice} text={text} found={found as Loaded<FoundRow[]>} /> : null}
               {id ? (
-                <RowPanel choice={choice} id={id} methods={methods} />
+                <RowPanel choice={choice} id={id} methods={methods} comes={params["id"] !== undefined} />
               ) : (
                 <p class="card faint">Choose a row to see its values, norm, provenance and nearest rows.</p>
               )}
-              {methods.includes("hot") ? <HotRows choice={choice} /> : null}
+              {methods.includes("hot") ? <HotRows choice={choice} id={id} /> : null}
             </div>
             <Rows choice={choice} params={params} />
           </div>

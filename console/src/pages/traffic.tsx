@@ -3,18 +3,24 @@ import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { Hot, Overview, Refusal, get, tablePath } from "../api";
-import { Params, useLoad } from "../hooks";
+import { Params, address, useLoad } from "../hooks";
 import { Ago, Grid, READS, Status, TableChoice, UNKNOWN_MODEL, duration, hotNote, modelName, rowColumns, shown, time, useTables } from "../parts";
 import { GROUP_COLORS } from "../points";
 import { Statusz } from "../statusz";
 
 const POLL_MS = 2000;
 const HISTORY_MS = 5000;
-const HOT_ROWS = 20;
+const HOT_ROWS = innerWidth > 600 ? 20 : 5;
 // More rows are read than shown, so that a row that comes into the list has an earlier reading.
 const READ_ROWS = 200;
 // The rates of hot rows are means of this time: a rate of a shorter one would jump, because reads are sampled.
 const RATE_MS = 30_000;
+
+// Failures are red, so that no model is; the requests for no known model, and for all others, are grey.
+const FAILED_COLOR = "#d8342b";
+const MODEL_COLORS = GROUP_COLORS.filter((color) => color !== "#c7514c");
+const NO_MODEL_COLOR = "#8d9099";
+const MINUTE_S = 60;
 
 type Values = (number | null)[];
 
@@ -49,6 +55,7 @@ function Plot(props: { label: string; axis: string; unit: string; history: Histo
     const element = place.current;
     if (!element) return;
     const ink = getComputedStyle(document.body).color;
+    const paper = getComputedStyle(element.parentElement!).backgroundColor;
     const axis = { stroke: ink, grid: { stroke: "#8884" }, ticks: { stroke: "#8884" } };
     // A day's times need no date, and those of more than an hour no seconds.
     const spanS = Date.now() / 1000 - history.start_s;
@@ -61,6 +68,7 @@ function Plot(props: { label: string; axis: string; unit: string; history: Histo
           { ...axis, label: "time", labelSize: 18, space: 90, values: (_, splits) => splits.map(atS) },
           { ...axis, label: props.axis, labelSize: 18, size: 60 },
         ],
+        legend: { markers: { width: 3, dash: (_, series) => (lines[series - 1]?.isDashed ? "dashed" : "solid") } },
         scales: { y: { range: (_, __, max) => [0, Math.max((max || 0) * 1.1, 1e-3)] } },
         series: [
           { label: "at", value: (_: uPlot, value: number | null) => (value === null ? "point at the plot for values" : time(value)) },
@@ -69,11 +77,19 @@ function Plot(props: { label: string; axis: string; unit: string; history: Histo
             stroke: line.color,
             width: 2,
             ...(line.isDashed ? { dash: [6, 4] } : {}),
-            // An interval with requests between idle ones has no line, only a point.
-            points: { show: true, size: 5 },
+            // An interval with requests between idle ones has no line, only a point: a ring for a dashed line.
+            points: {
+              size: 7,
+              width: 2,
+              fill: line.isDashed ? paper : line.color,
+              filter: (plot: uPlot, series: number) => {
+                const values = plot.data[series] ?? [];
+                return [...values.keys()].filter((at) => values[at] != null && values[at - 1] == null && values[at + 1] == null);
+              },
+            },
             // Without a pointer there is no index.
             value: (_: uPlot, value: number | null, __: number, at: number | null) =>
-              value === null ? (at === null ? "" : "no answer") : `${shown(value, 3)} ${props.unit}`,
+              value === null ? (at === null ? "" : "–") : `${shown(value, 3)} ${props.unit}`,
           })),
         ],
       },
@@ -86,7 +102,7 @@ function Plot(props: { label: string; axis: string; unit: string; history: Histo
       observer.disconnect();
       plot.current?.destroy();
     };
-  }, [lines.map((line) => line.name).join("\n")]);
+  }, [lines.map((line) => line.name + line.color).join("\n")]);
   useEffect(() => plot.current?.setData(data), [history]);
   return (
     <section class="card">
@@ -96,18 +112,35 @@ function Plot(props: { label: string; axis: string; unit: string; history: Histo
   );
 }
 
-/** Makes the lines of one plot: two for each model, the second one dashed and left out where it is 0 throughout. */
-function linesOf(history: History, names: string[], solid: keyof Rates, dashed: keyof Rates, suffixes: [string, string]): Line[] {
-  return names.flatMap((name, at) => {
-    const rates = history.models[name];
-    if (!rates) return [];
-    const color = GROUP_COLORS[at % GROUP_COLORS.length] ?? "";
+// The colours of models, from the first look at them on.
+const colorOf = new Map<string, string>();
+
+/** Makes the lines of one plot, two for each model, without those that are 0 throughout. */
+function linesOf(history: History, solid: keyof Rates, dashed: keyof Rates, suffixes: [string, string]): Line[] {
+  return Object.entries(history.models).flatMap(([name, rates]) => {
+    const color = colorOf.get(name) ?? NO_MODEL_COLOR;
     const lines = [
       { name: `${modelName(name)} ${suffixes[0]}`, color, isDashed: false, values: rates[solid] },
-      { name: `${modelName(name)} ${suffixes[1]}`, color, isDashed: true, values: rates[dashed] },
+      { name: `${modelName(name)} ${suffixes[1]}`, color: dashed === "failures_per_s" ? FAILED_COLOR : color, isDashed: true, values: rates[dashed] },
     ];
     return lines.filter((line) => line.values.some((value) => value));
   });
+}
+
+/** Returns how many requests the rates of intervals make, of the last `seconds` of a history. */
+function requests(history: History, rates: number[], seconds = Infinity): number {
+  const fromS = (history.at_s.at(-1) ?? 0) - seconds;
+  return rates.reduce((sum, rate, at) => {
+    const beginS = Math.max(history.at_s[at - 1] ?? history.start_s, fromS);
+    return sum + rate * Math.max((history.at_s[at] ?? 0) - beginS, 0);
+  }, 0);
+}
+
+/** Returns the newest latency of the last five minutes; "–" if no request was answered in them. */
+function newest(history: History, latencies: Values): string {
+  const fromS = (history.at_s.at(-1) ?? 0) - 5 * MINUTE_S;
+  const found = latencies.filter((value, at) => value !== null && (history.at_s[at] ?? 0) >= fromS).at(-1);
+  return found == null ? "–" : shown(found, 3);
 }
 
 /** A reading of the hot rows. */
@@ -198,8 +231,7 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
   const statusz = useLoad(undecided, async (signal) => (undecided ? get<Statusz>("/v1/statusz", signal) : undefined));
   const hotParams = undecided ? { ...params, ...busiest(statusz.data, params["model"] ?? "") } : params;
   const names = Object.keys(history?.models ?? {});
-  const sinceS = history ? (history.at_s.at(-1) ?? 0) - (history.at_s.at(-2) ?? history.start_s) : 0;
-  const ms = (value: number | null | undefined): string => (value == null ? "no answer" : shown(value, 3));
+  for (const { name } of overview.models) if (!colorOf.has(name)) colorOf.set(name, MODEL_COLORS[colorOf.size % MODEL_COLORS.length] ?? "");
   return (
     <>
       <h1 tabIndex={-1}>Traffic</h1>
@@ -213,32 +245,41 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
               axis="requests a second"
               unit="/s"
               history={history}
-              lines={linesOf(history, names, "successes_per_s", "failures_per_s", ["answered", "failed (dashed)"])}
+              lines={linesOf(history, "successes_per_s", "failures_per_s", ["answered", "failed"])}
             />
             <Plot
               label="Latency of answered requests"
               axis="milliseconds"
               unit="ms"
               history={history}
-              lines={linesOf(history, names, "p50_ms", "p99_ms", ["p50", "p99 (dashed)"])}
+              lines={linesOf(history, "p50_ms", "p99_ms", ["p50", "p99"])}
             />
           </div>
-          <section class="card" aria-label="Last seconds">
-            <h2>Last {duration(Math.max(sinceS, 1))}</h2>
+          <section class="card" aria-label="Requests by model">
+            <h2>Requests by model</h2>
             <Grid
-              label="Rate and latency by model"
-              rows={names.map((name) => ({ name, rates: history.models[name] }))}
+              label="Rate, failures and latency by model"
+              rows={Object.entries(history.models).map(([name, rates]) => {
+                const count = (of: "successes_per_s" | "failures_per_s", seconds?: number): number => requests(history, rates[of], seconds);
+                return { name, rates, count, all: count("successes_per_s") + count("failures_per_s") };
+              })}
               columns={[
                 { name: "model", cell: (one) => modelName(one.name) },
-                { name: "answered/s", isNumber: true, cell: (one) => shown(one.rates?.successes_per_s.at(-1) ?? 0, 3) },
-                { name: "failed/s", isNumber: true, cell: (one) => shown(one.rates?.failures_per_s.at(-1) ?? 0, 3) },
-                { name: "p50 (ms)", isNumber: true, cell: (one) => ms(one.rates?.p50_ms.at(-1)) },
-                { name: "p99 (ms)", isNumber: true, cell: (one) => ms(one.rates?.p99_ms.at(-1)) },
+                { name: "answered/s, 1 min", isNumber: true, cell: (one) => shown(one.count("successes_per_s", MINUTE_S) / MINUTE_S, 3) },
+                { name: "answered/s, 5 min", isNumber: true, cell: (one) => shown(one.count("successes_per_s", 5 * MINUTE_S) / (5 * MINUTE_S), 3) },
+                { name: "failed, 1 min", isNumber: true, cell: (one) => shown(Math.round(one.count("failures_per_s", MINUTE_S))) },
+                { name: "failed, 5 min", isNumber: true, cell: (one) => shown(Math.round(one.count("failures_per_s", 5 * MINUTE_S))) },
+                { name: "answered", tip: "since the server's start", isNumber: true, cell: (one) => shown(Math.round(one.count("successes_per_s"))) },
+                { name: "failed", tip: "since the server's start", isNumber: true, cell: (one) => shown(Math.round(one.count("failures_per_s"))) },
+                { name: "failed share", isNumber: true, cell: (one) => (one.all ? `${shown((one.count("failures_per_s") / one.all) * 100, 3)} %` : "–") },
+                { name: "p50 (ms)", isNumber: true, cell: (one) => newest(history, one.rates.p50_ms) },
+                { name: "p99 (ms)", isNumber: true, cell: (one) => newest(history, one.rates.p99_ms) },
               ]}
             />
             <p class="faint">
               {names.includes("") ? `${UNKNOWN_MODEL} ` : ""}
-              Times are of the server alone, without the network.
+              Times are of the server alone, without the network, and of the newest answers of the last 5 minutes. Totals and shares are since the
+              server's start. The <a href={address("", { show: "last-errors" })}>last errors</a> say why requests failed.
             </p>
           </section>
         </>

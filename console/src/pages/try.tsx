@@ -2,9 +2,9 @@
 import type { JSX } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { BASE, Model, Session, get, modelPath, send } from "../api";
-import { Params, setParams, useLoad } from "../hooks";
+import { Params, address, setParams, useLoad } from "../hooks";
 import { Copied, Select, Status, Wrong, wrongModel } from "../parts";
-import { Field, Metadata, Method, bodyOf, fieldsOf, hintOf, programs } from "../signature";
+import { Field, Metadata, Method, bodyOf, fieldsOf, hintOf, isExamples, programs } from "../signature";
 import { Statusz } from "../statusz";
 
 interface Answer {
@@ -27,12 +27,13 @@ function pretty(text: string): string {
 }
 
 function example(field: Field): string {
+  if (isExamples(field)) return "";
   if (field.dtype === "DT_STRING") return field.isRagged || field.rank <= 1 ? "key" : '[["key"]]';
   if (field.rank > 1 && !field.isRagged) return "";
   return "1";
 }
 
-function Form(props: { model: string; version: string; name: string; fields: Field[]; session: Session }): JSX.Element {
+function Form(props: { model: string; version: string; name: string; fields: Field[]; session: Session; kind: string }): JSX.Element {
   const { fields, name } = props;
   const [method, setMethod] = useState<Method>(name.startsWith("lookup") ? "lookup" : "predict");
   const [texts, setTexts] = useState<Record<string, string>>({});
@@ -45,8 +46,10 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
   }, [name, fields]);
   let body = "";
   let fault = "";
+  let isEmpty = false;
   try {
     body = bodyOf(method, name, fields, texts);
+    isEmpty = fields.length > 0 && fields.every((field) => !texts[field.name]?.trim());
   } catch (error) {
     fault = (error as Error).message;
   }
@@ -76,7 +79,8 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
           label="Method"
           value={method}
           options={[
-            ["lookup", "lookup: vectors by feature"],
+            // A graph's outputs are no vectors of features.
+            ...(props.kind === "predict" ? [] : [["lookup", "lookup: vectors by feature"] as [string, string]]),
             ["predict", "predict: any signature"],
           ]}
           onChange={(value) => {
@@ -106,7 +110,10 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
             {fault}
           </p>
         ) : null}
-        <button class="main" disabled={isBusy || fault !== ""}>
+        <p class="faint">
+          {isEmpty ? "Fill in a field. " : ""}The ids of rows, by their labels, are on the page <a href={address("tables", { model: props.model })}>Tables</a>.
+        </p>
+        <button class="main" disabled={isBusy || isEmpty || fault !== ""}>
           Send
         </button>
       </form>
@@ -185,7 +192,7 @@ export function Try({ models, params, session }: { models: Model[]; params: Para
         />
       </div>
       <Status of={loaded} what="signatures" />
-      {chosen && !statusz.isLoading ? <Form model={name} version={version} name={chosen} fields={fields} session={session} /> : null}
+      {chosen && !statusz.isLoading ? <Form model={name} version={version} name={chosen} fields={fields} session={session} kind={served?.signatures?.[chosen] ?? ""} /> : null}
     </>
   );
 }
