@@ -399,7 +399,7 @@ def test_requests_that_reach_no_method_are_counted_once_and_listed(server: Serve
     )
     for number, (method, path, model, code, called) in enumerate(mistakes):
         before = failures()
-        body = {"ids": [1], "k": 1} if method == "POST" else None
+        body = ({"ids": [1], "k": 1} if called == "neighbors" else {"ids": [1]}) if method == "POST" else None
         answer = server.http.request(method, path, json=body, headers={"X-Request-Id": f"mistake-{number}"})
         assert answer.status_code >= 400, path
         until(lambda before=before: failures() != before)

@@ -115,7 +115,9 @@ def test_the_operator_signs_in_by_a_browser_and_sees_what_the_pages_say(home: Ho
         attention.get_by_text(re.compile(r"\d+ requests? failed in the last 5 minutes")).wait_for()
         attention.get_by_role("row", name="UNAUTHENTICATED").wait_for()
         attention.get_by_role("link", name="Last errors").click()
-        seen.page.get_by_role("region", name="Failed requests").get_by_text("Valid credentials are required").wait_for()
+        seen.page.get_by_role("region", name="Failed requests").get_by_text(
+            "Valid credentials are required"
+        ).first.wait_for()
         seen.open("tables?model=films&table=user&id=1")
         seen.page.wait_for_selector("h2 >> text=Row 1")
         assert (answer := seen.page.goto(f"{url}/v1/statusz")) is not None and answer.status == 200
