@@ -13,7 +13,6 @@ from typing import NamedTuple, cast
 
 import generated_page
 
-from service.admission import Limits
 from service.control.request_context import Subject
 from service.errors import ArtifactError
 from service.observe.logs import dropped_line_metrics
@@ -21,7 +20,7 @@ from service.observe.metric_text import BATCH_ROWS, QUEUE, Rows, Times
 from service.observe.metrics import Metrics
 from service.observe.own_metrics import neighbor_lines, page_lines, readiness_lines, remote_lines, store_lines
 from service.observe.request_logs import RequestLogs
-from service.observe.request_metrics import Batches, Successes
+from service.observe.request_metrics import Batches, CoreCounts, CoreStatistics, Requests, Successes
 from service.observe.serving_metrics import MEANINGS
 from service.remote.core_clusters import CacheCounts, ReadCounts, RemoteCounts, RemoteState
 from service.search.neighbor_indexes import IndexName
@@ -104,6 +103,7 @@ def _sampled() -> Servable:
 
 
 def _report(metrics: Metrics) -> None:
+    requests = Requests()
     for method in ("Predict", "Classify"):
         counted = Successes("predict", has_examples=method == "Classify")
         counted.times.add(0.001)
@@ -111,7 +111,7 @@ def _report(metrics: Metrics) -> None:
         counted.rows = 1
         if counted.examples is not None:
             counted.examples.counts[0] = counted.examples.total = 1
-        metrics.requests.add(Subject("grpc", method, "m", 1, "s"), counted)
+        requests.add_successes(Subject("grpc", method, "m", 1, "s"), counted)
     # The END is of another version, because a version's counts are dropped when the version ends.
     metrics.version_changed("m", VersionStatus(2, State.LOADING))
     metrics.version_changed("m", VersionStatus(2, State.END, ArtifactError.code, "why"))
@@ -119,11 +119,17 @@ def _report(metrics: Metrics) -> None:
     rows.counts[0] = rows.total = 1
     waits.add(0.0)
     metrics.batches = lambda: Batches(1, 1, {"": waits}, {1: rows}, rows, rows, {"UNAVAILABLE": 1})
-    metrics.admission.held_by_core({"m": 1})
-    metrics.limits = Limits()
-    metrics.admission.refused("m", "queue")
-    metrics.admission.waited("m", 0.0)
-    metrics.admission.connection_dropped("connections")
+    counts = CoreCounts(
+        requests,
+        refused={("m", "queue"): 1},
+        waits={"m": waits},
+        held={"m": 1},
+        dropped={"connections": 1},
+        handshakes_failed={"grpc": 1},
+    )
+    metrics.requests.core = cast(CoreStatistics, SimpleNamespace(collect=lambda: counts))
+    metrics.core = lambda: counts
+    metrics.limit_bytes = 1
     metrics.auth.accepted()
     metrics.tls.accepted("grpc", 0.0)
     metrics.warmups.warmed_up(model="m", version=1, path="/m/1", status="OK", seconds=0.0, records=1)

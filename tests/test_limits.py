@@ -84,9 +84,19 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         "native/src/forms/json/document.rs",
         r"MAX_DOCUMENT_LISTS: usize = ([^;]+);",
     ),
-    "forwarded status, metrics and reloads that run, of each wire": (
+    "forwarded status, metrics and reloads that run, of HTTP and of gRPC each": (
         "native/src/admission/gate.rs",
         r"CONTROL_SLOTS: usize = ([^;]+);",
+    ),
+    # N times what is free is N of N + 1 parts of the whole.
+    "the same of one client address; of one connection": (f"{ADMISSION}/account.rs", r"ADDRESS_TIMES: usize = (\d+);"),
+    "such bytes of one model; of one of its client addresses; of one of its connections": (
+        f"{ADMISSION}/fair_tree.rs",
+        r"SHARE: usize = (\d+);",
+    ),
+    "such requests of one model, client address or connection": (
+        f"{ADMISSION}/fair_tree.rs",
+        r"SHARE: usize = (\d+);",
     ),
     "frames without progress (HTTP/2), see below": (f"{EDGE}/frames.rs", r"ALLOWANCE: u32 = ([^;]+);"),
     "rows of a page of a table (`:page`)": ("service/control/table_view.py", r"MAX_PAGE_ROWS = (\d+)"),

@@ -85,9 +85,12 @@ fn mixed_up(plan: &Signature, extra: &[&str]) -> Vec<BoxedFault> {
         }
         let (feature, part) = name.rsplit_once("__").filter(|(_, part)| RAGGED_PARTS.contains(part))?;
         let is_of_weights = part == "weights" && !extra.contains(&format!("{feature}__values").as_str());
-        is_dense(feature).then(|| match is_of_weights {
-            true => faults::weights_of_dense(feature),
-            false => faults::takes_no_lists(feature, array_of(plan, feature)),
+        is_dense(feature).then(|| {
+            if is_of_weights {
+                faults::weights_of_dense(feature)
+            } else {
+                faults::takes_no_lists(feature, array_of(plan, feature))
+            }
         })
     };
     extra.iter().filter_map(told).collect()
