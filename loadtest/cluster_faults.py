@@ -85,7 +85,7 @@ class Tally:
 
 
 class History:
-    """What was read and upserted, as `native/src/clusters/simulation/history.rs` checks it."""
+    """The reads and upserts of a run, as `native/src/clusters/simulation/history.rs` checks it."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -115,7 +115,7 @@ class _Lock:
 
 
 class _View(NamedTuple):
-    """What a node knows of the cluster: the primary of each group of nodes, and which nodes failed."""
+    """The cluster as a node knows it: the primary of each group of nodes, and which nodes failed."""
 
     epoch: int
     primaries: tuple[int, ...]
@@ -257,7 +257,6 @@ class _Cluster:
         clock.start(self._look_around)
 
     def members(self, group: int) -> list[_Node]:
-        """Returns the nodes of a group."""
         return self.nodes[group * _NODES : (group + 1) * _NODES]
 
     def primary(self, group: int) -> _Node:
@@ -270,7 +269,6 @@ class _Cluster:
         return float(np.frombuffer(block, "<f4")[row % 2])
 
     def note_rows(self) -> None:
-        """Notes the rows that have changed."""
         for row, was in enumerate(self.was):
             if (now := self.row(row)) != was[-1][1]:
                 was.append((self.clock.now_s, now))

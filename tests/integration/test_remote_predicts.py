@@ -22,10 +22,11 @@ import numpy as np
 import pytest
 
 from model_export.remote.push import push
+from service.artifact.protos import message_class
 from service.remote.address import StoreAddress
 from tests.conformance.random_calls import Array, Call, Drawn, RandomCalls, spoil
 from tests.conformance.test_data_planes import Answers
-from tests.conformance.wires import PREDICT, predict_outputs, predict_request
+from tests.conformance.wires import PREDICT, predict_request
 from tests.integration.process import PATIENCE_S, ServerProcess, until, write_models
 from tests.mixed_model import COLORS, NUM_ITEMS, NUM_USERS, write_mixed_model
 from tests.valkey_cluster import Cluster, needs_program
@@ -118,8 +119,8 @@ class Served:
 
 def scores_of(call: Any) -> list[float]:
     """Waits for the answer of a Predict; returns the values of its output "score"."""
-    scores: list[float] = predict_outputs(call.result())["score"].ravel().tolist()
-    return scores
+    answer = message_class("tensorflow.serving.PredictResponse").FromString(call.result())
+    return list(answer.outputs["score"].float_val)
 
 
 def rows_by_table(note: str) -> dict[str, int]:
