@@ -3,7 +3,8 @@
 Two servers write and read rows by a simulated clock, while nodes end, freeze, lose their network or their replicas, and
 replicas take over. Only the clock, the nodes and the reader of rows are simulated. What holds, from any seed:
 
-- A row is one that its primary had at some moment of the last two seconds, or no newer one was told before.
+- A row is one that its primary had at some moment of the last two seconds, or no newer one was told or read before. A
+  primary that ends may take changes of its last second with it that not all replicas have.
 - Nothing is raised but that a cluster does not answer, or refuses.
 
 Once all is well: no server has an unfinished upsert; caches have what the cluster has; and each row is that of the
@@ -39,10 +40,12 @@ _FINGERPRINT = b"f" * 32
 _ROWS = 8
 _LAYOUT = TableLayout("m", "t", "f" * 16, _ROWS, row_bytes=4, block_rows=2, num_shards=4)
 _GROUPS, _NODES = 2, 3
-# Other nodes take a node for failed that is silent for this time (cluster-node-timeout).
-_NODE_TIMEOUT_S = 1.0
+# Other nodes take a node for failed that is silent for one of these times (cluster-node-timeout).
+_NODE_TIMEOUTS_S = (1.0, 3.0)
 # How long faults come, and how long the cluster then has until all is written.
 _FAULTS_S, _CALM_S = 12.0, 9.0
+# How long it takes until all has come that the network held back.
+_COMES_S = 1.0
 # So few that servers miss entries.
 _KEPT_ENTRIES, _READ_ENTRIES = 6, 4
 
@@ -122,12 +125,31 @@ class _View(NamedTuple):
     failed: frozenset[int] = frozenset()
 
 
+class _Made(NamedTuple):
+    """A change that a primary made."""
+
+    at_s: float
+    words: tuple[Any, ...]
+
+    @property
+    def order(self) -> float:
+        """Order of the upsert that wrote it; 0 if none did."""
+        match self.words:
+            case ["EVAL", changes._WRITE, size, *rest]:
+                return float(rest[size])
+            case ["EVAL", changes._TELL, size, *rest]:
+                return 2.0 * float(rest[size]) + 1
+        return 0.0
+
+
 @dataclass
 class _Node:
-    """A node. hidden_from: servers that do not reach it. log: the last changes that it made as a primary, by time.
+    """A node. is_full: it refuses to write. hidden_from: servers that do not reach it. log: the last changes that it
+    made as a primary, by time.
 
     heard_s: when others heard it last. closed_until_s: it takes no commands before. copied_s: when it may have copied a
-    new primary.
+    new primary. cut_s: since when the network holds the changes of its primary back. held_back_s: from when the network
+    held those back that come now, and when it let go.
     """
 
     number: int
@@ -135,12 +157,14 @@ class _Node:
     keys: dict[str, Any]
     history: int
     offset: int = 0
-    log: list[tuple[str | bytes | int, ...]] = field(default_factory=list)
+    log: list[_Made] = field(default_factory=list)
     hidden_from: set[int] = field(default_factory=set)
     is_up: bool = True
     is_frozen: bool = False
+    is_full: bool = False
     has_peers: bool = True
-    has_link: bool = True
+    cut_s: float | None = None
+    held_back_s: tuple[float, float] | None = None
     slow_s: float = 0.0
     heard_s: float = 0.0
     closed_until_s: float = 0.0
@@ -239,7 +263,9 @@ class _Cluster:
     """The nodes, and what is so, which nodes and servers learn by and by.
 
     was: row -> the moments from which its primary had it, and its order then. told: row -> order of a change -> when
-    the stream told of it. lost_s: when a change was lost last, or made by a node that another one has replaced.
+    the stream told of it, or a server read it. gone: orders of changes that a primary took with it. lost_s: when a
+    change was lost last, or made by a node that another one has replaced. starved_s: until when each server gets no
+    processor time. is_filling: the stream's primary will refuse to write once a row was written.
     """
 
     def __init__(self, clock: _Clock, rng: random.Random, tell: Callable[[str], object]) -> None:
@@ -251,7 +277,11 @@ class _Cluster:
         self.nodes = [_Node(number, self.truth, _keys_of(group), group) for number, group in enumerate(groups)]
         self.was: list[list[tuple[float, float]]] = [[(0.0, 0.0)] for _ in range(_ROWS)]
         self.told: list[dict[float, float]] = [{} for _ in range(_ROWS)]
+        self.gone: set[float] = set()
+        self.starved_s = [0.0, 0.0]
+        self.is_filling = False
         self.lost_s = 0.0
+        self.node_timeout_s = rng.choice(_NODE_TIMEOUTS_S)
         self.num_heals = 0
         self._electing: set[int] = set()
         clock.start(self._look_around)
@@ -276,18 +306,28 @@ class _Cluster:
     def catch_up(self, node: _Node) -> None:
         """Runs on a replica what has come from its primary by now."""
         source = self.nodes[node.view.primaries[node.group]]
-        is_linked = node.has_link and node.is_linked and source.is_linked and source.is_primary
+        is_linked = node.cut_s is None and node.is_linked and source.is_linked and source.is_primary
         if node is source or not is_linked:
             return
         if node.history == source.history and node.offset >= source.offset - len(source.log):
-            for words in source.log[len(source.log) - (source.offset - node.offset) :]:
-                if words[0] == "EVAL":
-                    node.run(words)
-            node.offset = source.offset
+            for made in source.log[len(source.log) - (source.offset - node.offset) :]:
+                if made.at_s > self._come_s(node):
+                    break
+                if made.words[0] == "EVAL":
+                    node.run(made.words)
+                node.offset += 1
         elif self.clock.now_s >= node.copied_s:
             # Values that change are made anew, except for hashes.
             copy = {key: dict(one) if isinstance(one, dict) else one for key, one in source.keys.items()}
             node.keys, node.history, node.offset, node.log = copy, source.history, source.offset, []
+
+    def _come_s(self, node: _Node) -> float:
+        """Returns the moment up to which the network has brought a replica its primary's changes."""
+        now_s = self.clock.now_s
+        if node.held_back_s is None or now_s >= node.held_back_s[1] + _COMES_S:
+            return now_s
+        begin_s, end_s = node.held_back_s
+        return begin_s + (now_s - begin_s) * (now_s - end_s) / _COMES_S
 
     def catch_up_all(self) -> None:
         """Lets all replicas catch up."""
@@ -312,17 +352,22 @@ class _Cluster:
         if group != node.group or not (node.is_primary or is_readonly):
             host, port = self.nodes[node.view.primaries[group]].place
             return redis.exceptions.MovedError(f"{slot} {host}:{port}")
+        if words[0] == "EVAL" and node.is_full:
+            return redis.exceptions.ResponseError("NOREPLICAS Not enough good replicas to write.")
         found = node.run(words)
         if words[0] == "EVAL":
+            if words[1] == changes._WRITE and self.is_filling:
+                self.primary(_STREAM_GROUP).is_full, self.is_filling = True, False
             if node is not self.primary(group):
                 self.lost_s = self.clock.now_s
             if words[1] == changes._TELL and words[-5]:
                 for row in np.frombuffer(words[-5], "<i8").tolist():
-                    self._note_told(row, 2.0 * words[-6] + 1)
+                    self.note_told(row, 2.0 * words[-6] + 1)
             self.replicate(node, words)
         return found
 
-    def _note_told(self, row: int, order: float) -> None:
+    def note_told(self, row: int, order: float) -> None:
+        """Notes that a change of a row was told or read."""
         if self.told[row].get(order, 0.0) <= self.lost_s:
             self.told[row][order] = self.clock.now_s
 
@@ -332,18 +377,19 @@ class _Cluster:
         ends = [*(at_s for at_s, _ in was[1:]), float("inf")]
         if order in {one for (_, one), end_s in zip(was, ends, strict=True) if end_s + FRESH_S >= begin_s}:
             return True
-        newer = [told_s for one, told_s in self.told[row].items() if one > order and told_s > self.lost_s]
+        told = [(one, told_s) for one, told_s in self.told[row].items() if one > order and one not in self.gone]
+        newer = [told_s for _, told_s in told if told_s > self.lost_s]
         return all(told_s + FRESH_S >= begin_s for told_s in newer)
 
     def replicate(self, node: _Node, words: Sequence[Any]) -> None:
         """Sends a change to the replicas of a node."""
-        node.log.append(tuple(words))
+        node.log.append(_Made(self.clock.now_s, tuple(words)))
         node.offset += 1
         self.note_rows()
 
     def is_closed(self, node: _Node) -> bool:
         """Says whether a node takes no commands: it has just started, or knows that it is cut off."""
-        is_cut = not node.has_peers and self.clock.now_s >= node.heard_s + _NODE_TIMEOUT_S
+        is_cut = not node.has_peers and self.clock.now_s >= node.heard_s + self.node_timeout_s
         return is_cut or self.clock.now_s < node.closed_until_s
 
     def num_copies(self, node: _Node) -> int:
@@ -373,15 +419,25 @@ class _Cluster:
                 node.copied_s = self.clock.now_s + self.rng.uniform(0, 1.5)
             node.view = self.truth
 
-    def later(self, most_s: float, call: Callable[[], object]) -> None:
+    def later(self, most_s: float, call: Callable[[], object], least_s: float = 0.0) -> None:
         """Calls at a random moment from now on."""
-        delay_s = self.rng.uniform(0, most_s)
+        delay_s = self.rng.uniform(least_s, most_s)
 
         def task() -> None:
             self.clock.sleep(delay_s)
             call()
 
         self.clock.start(task)
+
+    def unless_healed(self, call: Callable[[], object]) -> Callable[[], None]:
+        """Returns a function that calls another, unless the present faults have ended."""
+        num_heals = self.num_heals
+
+        def run() -> None:
+            if self.num_heals == num_heals:
+                call()
+
+        return run
 
     def spread(self) -> None:
         """Lets each node learn what is so, at a time of its own."""
@@ -396,7 +452,7 @@ class _Cluster:
                 if node.is_linked:
                     node.heard_s = self.clock.now_s
                     failed.discard(node.number)
-                elif self.clock.now_s >= node.heard_s + _NODE_TIMEOUT_S:
+                elif self.clock.now_s >= node.heard_s + self.node_timeout_s:
                     failed.add(node.number)
                 # A sign of life (repl-ping-replica-period).
                 if turn % 20 == 0 and node.is_primary and node.is_up and not node.is_frozen:
@@ -422,9 +478,13 @@ class _Cluster:
     def promote(self, node: _Node) -> None:
         """Makes a replica the primary of its group."""
         before = self.primary(node.group)
-        lost = [words for words in before.log[len(before.log) - (before.offset - node.offset) :] if words[0] == "EVAL"]
+        newest = before.log[len(before.log) - (before.offset - node.offset) :]
+        lost = [made for made in newest if made.words[0] == "EVAL"]
         if lost:
             self.lost_s = self.clock.now_s
+        for told in self.told:
+            told.update({order: self.clock.now_s for order in self.gone.intersection(told)})
+        self.gone.clear()
         self.tell(f"n{node.number} takes over, and lacks {len(lost)} changes")
         primaries = list(self.truth.primaries)
         primaries[node.group] = node.number
@@ -434,9 +494,28 @@ class _Cluster:
         self.note_rows()
         self.spread()
 
+    def end(self, node: _Node) -> None:
+        """Ends a node's process."""
+        node.is_up = False
+        if node is self.primary(node.group):
+            others = [one.offset for one in self.members(node.group) if one is not node and one.history == node.history]
+            lacking = node.log[len(node.log) - (node.offset - min(others, default=node.offset)) :]
+            self.gone |= {made.order for made in lacking if made.at_s > self.clock.now_s - replicas._GONE_S}
+
+    def cut(self, node: _Node) -> None:
+        """Lets the network hold back what a replica gets from its primary."""
+        node.cut_s = self.clock.now_s if node.cut_s is None else node.cut_s
+
+    def link(self, node: _Node) -> None:
+        """Lets a replica get from its primary what the network has held back, not at once."""
+        if node.cut_s is not None:
+            node.held_back_s, node.cut_s = (node.cut_s, self.clock.now_s), None
+
     def heal(self, node: _Node) -> None:
         """Ends a node's faults. One that has ended starts empty, once another has taken over."""
-        node.is_frozen, node.has_link, node.slow_s = False, True, 0.0
+        self.link(node)
+        self.is_filling = False
+        node.is_frozen, node.is_full, node.slow_s = False, False, 0.0
         node.hidden_from.clear()
         if not node.has_peers:
             node.has_peers, node.closed_until_s = True, self.clock.now_s + 0.5
@@ -444,11 +523,12 @@ class _Cluster:
             self.clock.sleep(0.1)
         if not node.is_up:
             node.is_up, node.view, node.keys, node.log = True, self.truth, {}, []
-            node.history, node.offset = self.rng.getrandbits(64), 0
+            node.history, node.offset, node.held_back_s = self.rng.getrandbits(64), 0, None
             node.closed_until_s, node.copied_s = self.clock.now_s + 2, self.clock.now_s + self.rng.uniform(0, 1.5)
         self.later(1.0, partial(self.learn, node))
 
 
+_STREAM_GROUP = _group_of(slot_of(_LAYOUT.record))
 _SLOTS = {slot_of(_LAYOUT.record), *_LAYOUT.slots.tolist()}
 _ROW_SLOTS = [slot_of(_LAYOUT.key(row // 2)) for row in range(_ROWS)]
 
@@ -574,6 +654,7 @@ class _Server:
     def _repeat(self, call: Callable[[], object], pause_s: float) -> None:
         while True:
             self._cluster.clock.sleep(pause_s)
+            self._cluster.clock.sleep(self._cluster.starved_s[self.number] - self._cluster.clock.now_s)
             call()
 
     def _forget(self, ids: Array | None) -> None:
@@ -622,6 +703,7 @@ class _Server:
                 self._cache[row] = found, self._topology.primary(slot)
         self.num_reads += 1
         self.num_cached += is_cached
+        self._cluster.note_told(row, found)
         if not self._cluster.is_right(row, found, begin_s):
             where, was = "cached" if is_cached else "read", self._cluster.was[row][-3:]
             self._fail(f"server {self.number}: row {row} is {found}, {where}, and was {was} at {begin_s:.3f}")
@@ -629,10 +711,11 @@ class _Server:
 
 
 def _begin(cluster: _Cluster, kind: str, node: _Node) -> None:
-    primary, others = cluster.primary(node.group), cluster.members(node.group)
+    primary = cluster.primary(node.group)
+    others = [one for one in cluster.members(node.group) if one is not primary]
     match kind:
         case "end":
-            node.is_up = False
+            cluster.end(node)
         case "freeze":
             node.is_frozen = True
         case "hide":
@@ -642,7 +725,7 @@ def _begin(cluster: _Cluster, kind: str, node: _Node) -> None:
         case "slow":
             node.slow_s = 0.06
         case "unlink":
-            node.has_link = False
+            cluster.cut(node)
         case "promote" if node is not primary and node.is_linked and primary.is_linked and primary.is_primary:
             cluster.catch_up(node)
             if (node.history, node.offset) == (primary.history, primary.offset):
@@ -651,21 +734,33 @@ def _begin(cluster: _Cluster, kind: str, node: _Node) -> None:
         case "part":
             # The replicas lack changes, and later the primary can not be asked for them.
             for one in others:
-                one.has_link = one is primary
-            kind, num_heals = cluster.rng.choice(("end", "freeze", "hide")), cluster.num_heals
-
-            def lose() -> None:
-                if cluster.num_heals == num_heals:
-                    _begin(cluster, kind, primary)
-
-            cluster.later(2.5, lose)
+                cluster.cut(one)
+            kind = cluster.rng.choice(("end", "freeze", "hide"))
+            cluster.later(2.5, cluster.unless_healed(partial(_begin, cluster, kind, primary)))
+        case "starve":
+            # The same, and a server does not compare them before the primary ends.
+            for one in others:
+                cluster.cut(one)
+            cluster.starved_s[cluster.rng.randrange(2)] = cluster.clock.now_s + cluster.rng.uniform(1.5, 1.8)
+            cluster.later(1.8, cluster.unless_healed(partial(cluster.end, primary)), 1.4)
+        case "full":
+            cluster.is_filling = True
+        case "hold":
+            # The network holds changes back for long, and lets go of them while a server does not reach the primary.
+            primary.hidden_from.add(cluster.rng.randrange(2))
+            for one in others:
+                cluster.cut(one)
+                cluster.later(FRESH_S + 3, cluster.unless_healed(partial(cluster.link, one)), FRESH_S)
         case "lose":
             # A server does not hear of the takeover, and then hears of the former primary.
             primary.is_frozen = True
-            cluster.rng.choice([one for one in others if one is not primary]).hidden_from.add(cluster.rng.randrange(2))
+            cluster.rng.choice(others).hidden_from.add(cluster.rng.randrange(2))
 
 
-_KINDS = ("end", "freeze", "hide", "cut", "slow", "unlink", "promote", "part", "part", "lose", "lose")
+_KINDS = (
+    *("end", "freeze", "hide", "cut", "slow", "unlink", "promote"),
+    *("part", "part", "lose", "lose", "hold", "starve", "full"),
+)
 
 
 @dataclass
@@ -743,7 +838,7 @@ def _break_some(cluster: _Cluster) -> None:
             cluster.tell(f"{kind} n{one.number}")
             cluster.catch_up_all()
             _begin(cluster, kind, one)
-        clock.sleep(rng.uniform(0.1, 4))
+        clock.sleep(rng.uniform(0.1, 6))
         cluster.tell("all nodes are well")
         cluster.num_heals += 1
         for one in cluster.nodes:

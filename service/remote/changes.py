@@ -8,6 +8,9 @@ change may be written twice, by two servers, or late, and the rows end the same.
 A replica that takes over may lack the last entries of the stream, and then gives their numbers to other entries. So
 each entry has a digest of all entries up to it: equal digests are equal streams. A server whose last digest is not in
 the stream drops all cached rows, and the server that wrote an entry writes it again until all replicas have it.
+
+Rows of an upsert can be read before the stream tells of them, for long if the stream's primary fails meanwhile. So
+while an upsert is held, cached rows are valid only up to the moment before the server found it.
 """
 
 from __future__ import annotations
@@ -97,6 +100,17 @@ if ARGV[4] == 'file' then redis.call('HSET', KEYS[3], ARGV[1], ARGV[5]) end
 return 1
 """
 
+
+class _Held(NamedTuple):
+    """An unfinished upsert in the cluster.
+
+    since_s: when this server saw it first. told_s: a moment up to which the listeners know the rows that it changed.
+    """
+
+    since_s: float
+    told_s: float
+
+
 # Type of a function that is called with the [N] int64 ids of changed rows, or with None if any row may have changed. It
 # must not raise.
 Listener = Callable[[Array | None], None]
@@ -126,8 +140,7 @@ class TableChanges:
     """The writer and follower of row changes in one version's table in a cluster. Concurrency: any thread; calls block.
 
     listeners: are told of changed rows, those that this server wrote included.
-    on_heard: called each time that the follower has read all changes up to a moment, with this moment on
-    time.monotonic().
+    on_heard: called each time that the listeners know all changes up to a moment, with this moment on time.monotonic().
     applied: deltas and upserts that this server wrote. refused: upserts that the cluster did not take; refusal: why it
     did not take the newest upsert, "" if it did.
 
@@ -154,8 +167,9 @@ class TableChanges:
         # bytes -> its ids. _again_at_s: the time at which these ids are written again, on time.monotonic().
         self._uncopied: dict[bytes, bytes] = {}
         self._again_at_s = 0.0
-        # Number of an unfinished upsert in the cluster -> time when this server saw it first.
-        self._held: dict[str, float] = {}
+        # The moment up to which the listeners know all changes, but for those of unfinished upserts, by their number.
+        self._heard_s = float("-inf")
+        self._held: dict[str, _Held] = {}
         self._files: deque[tuple[Delta, Callable[[DeltaFault], None]]] = deque()
         self._trouble = ""
         self._behind_since_s: float | None = None
@@ -177,7 +191,8 @@ class TableChanges:
         Raises:
           Unreachable, Refused: the stream of changes could not be read.
         """
-        (newest,) = self._primaries.read([self._command("XREVRANGE", "changes", "+", "-", "COUNT", 1)], end_s)
+        command = self._command("XREVRANGE", "changes", "+", "-", "COUNT", 1)
+        (newest,), self._heard_s = self._primaries.read_as_of([command], end_s)
         self._told = _Entry.of(newest[0]) if newest else _BEGIN
 
     def upsert(self, make: Callable[[int], tuple[Delta, bytes]], floor: int) -> tuple[Delta, bool]:
@@ -246,7 +261,8 @@ class TableChanges:
         # The range that is read from the stream of changes begins with the entry that the listeners heard last: if the
         # stream still has it, the server has missed no entry behind it.
         told_and_new = self._command("XRANGE", "changes", told.name.decode(), "+", "COUNT", _READ_ENTRIES)
-        (found, held), as_of_s = self._primaries.read_as_of([told_and_new, self._command("HKEYS", "held")], end_s)
+        # `held` is read first, so that the stream has each upsert that was released before.
+        (names, found), as_of_s = self._primaries.read_as_of([self._command("HKEYS", "held"), told_and_new], end_s)
         entries = [_Entry.of(one) for one in found]
         if told is _BEGIN:
             is_known = not entries or entries[0].name == _FIRST
@@ -260,14 +276,23 @@ class TableChanges:
             # between both.
             self.begin(end_s)
             self._tell(None)
-        if self.on_heard is not None and len(entries) < _READ_ENTRIES:
-            self.on_heard(as_of_s)
         now_s = time.monotonic()
-        names = [name.decode() for name in held]
-        self._held = {name: self._held.get(name, now_s) for name in names}
-        for name, since_s in sorted(self._held.items(), key=lambda one: int(one[0])):
-            if now_s - since_s >= _HELD_S:
-                self._finish_held(name)
+        # An upsert that was not held at the last look had changed no row then.
+        new = _Held(now_s, self._heard_s)
+        self._held = {name: self._held.get(name, new) for name in map(bytes.decode, names)}
+        if len(entries) < _READ_ENTRIES:
+            self._heard_s = as_of_s
+        self._tell_heard()
+        for name, held in sorted(self._held.items(), key=lambda one: int(one[0])):
+            if now_s - held.since_s >= _HELD_S:
+                begin_s = time.monotonic()
+                if self._finish_held(name):
+                    self._held[name] = _Held(held.since_s, begin_s)
+                    self._tell_heard()
+
+    def _tell_heard(self) -> None:
+        if self.on_heard is not None:
+            self.on_heard(min([self._heard_s, *(held.told_s for held in self._held.values())]))
 
     def _hear(self, entries: list[_Entry]) -> None:
         if not entries:
@@ -276,17 +301,19 @@ class TableChanges:
         ids = [one.ids for one in entries]
         self._tell(np.unique(np.frombuffer(b"".join(ids), "<i8")) if all(ids) else None)
 
-    def _finish_held(self, name: str) -> None:
+    def _finish_held(self, name: str) -> bool:
+        """Finishes an upsert; returns whether all its rows were told, or none will be written."""
         (data,) = self._primaries.run([self._command("HGET", "held", name)], time.monotonic() + _LOOK_S)
         if data is None:
-            return
+            return False
         try:
             delta = decode(data)
         except DeltaFault as fault:
             logger.error("a held upsert is damaged", extra=self._names() | {"reason": str(fault), "sequence": name})
-            return
+            return True
         logger.info("finishing an upsert that another server left", extra=self._names() | {"sequence": name})
         self._finish(delta, time.monotonic() + _WRITE_S)
+        return True
 
     def _finish(self, delta: Delta, end_s: float) -> None:
         is_copied = self._write(delta, 2 * delta.sequence + 1, end_s)

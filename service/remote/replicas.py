@@ -1,8 +1,8 @@
 """Finds up to which moment each replica has all changes of its primary, so that its rows are not old.
 
 The server compares how far a primary and its replica are in the stream of their replication. A primary that refuses
-connections takes no changes: a replica that had all stays so. If a primary does not answer this server, its replica
-counts for as long as it gets more of the stream.
+connections takes no changes: a replica that had all shortly before stays so. If a primary does not answer this server,
+its replica counts for as long as it gets more of the stream, and never gets none of it for FRESH_S.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from service.remote.core_clusters import FRESH_S
 from service.remote.topology import Node, Topology, Unreachable, node_client
 
 # _REPORT_S: longest wait, in seconds, for one node's reply to INFO replication. _MOST_THREADS: largest number of
-# primaries whose replicas are compared at the same time.
+# primaries whose replicas are compared at the same time. _GONE_S: a replica that had all changes less than this many
+# seconds before its primary refused a connection counts as complete. It may lack what the primary took meanwhile, if it
+# was cut off. Replicas are compared each 0.3 s, and later only if nodes are silent or this server lacks processor time.
 _REPORT_S = 0.3
 _MOST_THREADS = 16
+_GONE_S = 1.0
 
 
 class Report(NamedTuple):
@@ -66,6 +69,8 @@ class Replicas:
         # The newest report of each node, and of each primary the newest one in which it says that it is a primary.
         self._reports: dict[Node, Report] = {}
         self._primaries: dict[Node, Report] = {}
+        # Primary on whose port no process listens -> since when.
+        self._gone_s: dict[Node, float] = {}
 
     def compare(self) -> Found:
         """Compares each replica with its primary; returns what it has found, and notes it in the topology."""
@@ -85,11 +90,16 @@ class Replicas:
         """
         # The primary is asked before its replicas, so that a replica that is as far has all changes that the primary
         # had made when it was asked.
-        primary, is_gone = None, False
+        primary, gone_s = None, None
         try:
             primary = self._report(group[0])
         except (OSError, redis.RedisError) as error:
-            is_gone = _is_refused(error)
+            if _is_refused(error):
+                gone_s = self._gone_s.get(group[0], time.monotonic())
+        if gone_s is None:
+            self._gone_s.pop(group[0], None)
+        else:
+            self._gone_s[group[0]] = gone_s
         is_answered = primary is not None and primary.is_primary
         is_old = primary is not None and not primary.is_primary
         if primary is not None and primary.is_primary:
@@ -108,7 +118,7 @@ class Replicas:
                 is_former = is_answered or (former is not None and former.history == own.history)
                 moment_s = float("-inf") if is_former else own.asked_s
             else:
-                moment_s = has_all_s(own, before, known, is_gone=is_gone, as_of_s=self._topology.as_of_s(node))
+                moment_s = has_all_s(own, before, known, gone_s=gone_s, as_of_s=self._topology.as_of_s(node))
             if moment_s > self._topology.as_of_s(node):
                 as_of_s[node] = moment_s
         return as_of_s, is_old
@@ -140,24 +150,26 @@ def _is_refused(error: Exception) -> bool:
     return isinstance(error.__context__, ConnectionRefusedError)
 
 
-def has_all_s(own: Report, before: Report | None, known: Report | None, *, is_gone: bool, as_of_s: float) -> float:
+def has_all_s(
+    own: Report, before: Report | None, known: Report | None, *, gone_s: float | None, as_of_s: float
+) -> float:
     """Returns the moment up to which a replica has all changes of its primary, as far as its reports show it.
 
     Args:
       own, before: its newest report, and the one before.
       known: the primary's newest report.
-      is_gone: whether no process listens on the primary's port.
+      gone_s: since when no process listens on the primary's port; None: a process may listen.
       as_of_s: what is known of the replica already.
     """
     if known is None or own.history != known.history or own.offset < known.offset:
         return as_of_s
-    if as_of_s < known.asked_s <= own.asked_s - FRESH_S:
-        # The replica was behind when the primary answered last, so what it gets now may be as late.
-        return as_of_s
-    if is_gone and own.asked_s < as_of_s + FRESH_S:
+    if as_of_s < known.asked_s or own.asked_s >= as_of_s + FRESH_S:
+        # The primary answers, or the replica was behind: what it gets now may be late, as networks hold changes back.
+        return max(as_of_s, known.asked_s)
+    if gone_s is not None and gone_s < as_of_s + _GONE_S:
         return own.asked_s
     if before is not None and before.history == own.history and before.offset < own.offset:
         # The primary does not answer this server. What the replica got between both reports, the primary sent after
-        # the first one.
-        return max(as_of_s, known.asked_s, before.asked_s)
-    return max(as_of_s, known.asked_s)
+        # the first one, unless the network held it back for less than FRESH_S.
+        return max(as_of_s, before.asked_s)
+    return as_of_s

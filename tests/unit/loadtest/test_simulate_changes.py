@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from loadtest.simulate import changes as simulation
 from loadtest.simulate.changes import run_seed
+from service.remote import replicas
 from service.remote.changes import TableChanges
 
 
@@ -27,3 +32,35 @@ def test_changes_that_are_not_heard_are_found(monkeypatch: pytest.MonkeyPatch) -
 def test_upserts_that_are_not_finished_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableChanges, "_finish_held", lambda changes, name: None)
     assert any("unfinished upserts" in run_seed(seed).failure for seed in range(20))
+
+
+def _hear_of_entries_alone(changes: TableChanges) -> None:
+    if changes.on_heard is not None:
+        changes.on_heard(changes._heard_s)
+
+
+def _trust_ended_primaries(*reports: Any, gone_s: float | None, as_of_s: float) -> float:
+    return _HAS_ALL_S(*reports, gone_s=None if gone_s is None else float("-inf"), as_of_s=as_of_s)
+
+
+_HAS_ALL_S: Callable[..., float] = replicas.has_all_s
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed", "owner", "name", "fault"),
+    [
+        # The stream takes no entry of an upsert whose rows are written.
+        ("full", 0, TableChanges, "_tell_heard", _hear_of_entries_alone),
+        # A healed network brings a replica old changes of a primary that does not answer.
+        ("hold", 2, replicas, "FRESH_S", float("inf")),
+        # A primary is cut off from its replicas, and ends 1.4 s later or more.
+        ("starve", 0, replicas, "has_all_s", _trust_ended_primaries),
+    ],
+)
+def test_old_rows_are_found(
+    monkeypatch: pytest.MonkeyPatch, kind: str, seed: int, owner: Any, name: str, fault: object
+) -> None:
+    monkeypatch.setattr(simulation, "_KINDS", (kind,))
+    assert run_seed(seed).failure == ""
+    monkeypatch.setattr(owner, name, fault)
+    assert "was [" in run_seed(seed).failure

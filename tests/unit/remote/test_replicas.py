@@ -44,7 +44,7 @@ class _Shard(Replicas):
         if action == "change" and self.is_awake and self.is_alive:
             self.made_s.append(CLOCK.now_s)
         elif action == "kill":
-            self.kept_s = min(self.kept_s, CLOCK.now_s - FRESH_S)
+            self.kept_s = min(self.kept_s, CLOCK.now_s - replicas._GONE_S)
             self.is_alive = False
         elif action in ("linked", "heard", "awake"):
             name = f"is_{action}"
@@ -85,6 +85,8 @@ STEPS = st.tuples(st.sampled_from(["change", "linked", "heard", "awake", "kill"]
 @example([("heard", 1, False), ("change", 0, False), ("linked", 0, False), ("change", 1, False)])
 # The silent primary's replica is cut off for long before the primary is killed.
 @example([("heard", 1, False), ("linked", 0, False), ("change", 9, False), ("kill", 0, False), ("heard", 1, False)])
+# The primary is cut off from the replica, takes changes, and is killed, and the server has not compared them meanwhile.
+@example([("linked", 0, False), *[("change", 0, False)] * 12, ("kill", 9, False)])
 def test_a_replica_has_all_changes_up_to_its_moment(steps: list[tuple[str, int, bool]]) -> None:
     CLOCK.now_s = 100.0
     shard = _Shard()
@@ -107,7 +109,7 @@ def test_a_replica_stays_in_sync_while_it_hears_from_its_primary_or_the_primary_
     fault: str, is_in_sync: bool
 ) -> None:
     shard = _Shard()
-    for action in ("change", "compare", fault, *("change", "compare", "compare", "compare") * 10):
+    for action in ("change", "compare", fault, *("change", "compare", "compare") * 10):
         CLOCK.now_s += 0.3
         shard.act(action)
     assert shard.nodes.is_in_sync(REPLICA) == is_in_sync
@@ -121,3 +123,26 @@ def test_a_replica_that_was_behind_when_its_primary_fell_silent_is_not_read() ->
     for action in ("compare", "change") * 10:
         shard.act(action)
     assert not shard.nodes.is_in_sync(REPLICA)
+
+
+def test_a_replica_that_gets_what_a_network_held_back_is_not_read_until_its_primary_answers() -> None:
+    shard = _Shard()
+    for action in ("change", "compare", "heard", "linked", *("change", "compare") * 10):
+        CLOCK.now_s += 0.3
+        shard.act(action)
+    for _ in range(10):
+        CLOCK.now_s += 0.3
+        shard.num_copied += 1
+        shard.act("compare")
+        assert not shard.nodes.is_in_sync(REPLICA)
+    for action in ("linked", "heard", "compare"):
+        shard.act(action)
+    assert shard.nodes.is_in_sync(REPLICA)
+
+
+def test_a_replica_stays_in_sync_with_an_ended_primary_if_it_is_compared_late() -> None:
+    shard = _Shard()
+    for action, pause_s in (("change", 0.3), ("compare", 0.3), ("kill", 0.3), ("compare", 1.5), ("compare", 1.5)):
+        shard.act(action)
+        CLOCK.now_s += pause_s
+    assert shard.nodes.is_in_sync(REPLICA)

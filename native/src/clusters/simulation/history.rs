@@ -17,11 +17,12 @@ pub(super) struct Got {
     pub(super) oldest: Time,
 }
 
-/// A failover: from the end of the primary on, changes that were acknowledged until the replica had taken over, and all
-/// knew of it, may be lost, unless all replicas had them.
+/// A failover: reads that end after `from` may lack changes that were acknowledged from `since` until `until`, unless all
+/// replicas had them.
 #[derive(Clone, Copy)]
 pub(super) struct Loss {
     pub(super) from: Time,
+    pub(super) since: Time,
     pub(super) until: Time,
 }
 
@@ -40,7 +41,8 @@ pub(super) fn check(
     for &read in reads {
         let Got { begun, ended, cell, number, oldest } = read;
         let before = of_cells.entry(cell).or_default();
-        let is_kept = |at: Time| !losses.iter().any(|loss| loss.from <= ended && at <= loss.until);
+        let is_lost = |loss: &Loss, at: Time| loss.from <= ended && (loss.since..=loss.until).contains(&at);
+        let is_kept = |at: Time| !losses.iter().any(|loss| is_lost(loss, at));
         let is_over = |at: Time| at + oldest < begun;
         let is_due = |at: Time| is_over(at) && is_kept(at);
         for (&(_, newer), written) in written.range((cell, number + 1)..=(cell, u64::MAX)) {
@@ -74,7 +76,7 @@ fn check_text(text: &str) -> (Option<String>, u32) {
         match kind {
             "change" => _ = written.insert(row(), Written { acknowledged: time(2), settled: time(3) }),
             "read" => reads.push(Got { cell: row().0, number: row().1, begun: at(2), ended: at(3), oldest: at(4) }),
-            "loss" => losses.push(Loss { from: at(0), until: at(1) }),
+            "loss" => losses.push(Loss { from: at(0), since: Time::ZERO, until: at(1) }),
             other => panic!("a history has no line {other}"),
         }
     }

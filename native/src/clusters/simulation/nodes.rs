@@ -54,9 +54,15 @@ pub(super) enum Change {
         block: usize,
         rows: Option<Vec<u64>>,
     },
+    /// An upsert is held until an entry releases it.
+    Hold {
+        cell: usize,
+        number: u64,
+    },
     Entry {
         cell: usize,
         nonce: u64,
+        released: Option<u64>,
     },
     /// A sign of life (repl-ping-replica-period).
     Ping,
@@ -83,6 +89,8 @@ pub(super) struct Member {
     /// Block -> the number of the change that wrote each row.
     pub(super) blocks: BTreeMap<usize, Vec<u64>>,
     pub(super) stream: Vec<Entry>,
+    /// Number -> cell of each unfinished upsert.
+    pub(super) held: BTreeMap<u64, usize>,
     /// The name of the sequence of changes, and how many of them the node has; the last ones that a primary made.
     pub(super) history: u64,
     pub(super) offset: usize,
@@ -98,7 +106,7 @@ impl Member {
 
     /// Starts the node's process without its keys.
     pub(super) fn empty(&mut self, history: u64) {
-        (self.blocks, self.stream, self.log) = Default::default();
+        (self.blocks, self.stream, self.held, self.log) = Default::default();
         (self.history, self.offset) = (history, 0);
     }
 
@@ -115,10 +123,12 @@ impl Member {
             Change::Block { block, rows: None } => {
                 self.blocks.remove(block);
             }
-            Change::Entry { cell, nonce } => {
+            Change::Hold { cell, number } => _ = self.held.insert(*number, *cell),
+            Change::Entry { cell, nonce, released } => {
                 let (number, before) = self.stream.last().map_or((0, 0), |last| (last.number, last.digest));
                 let digest = (before ^ nonce).wrapping_mul(0x9E37_79B9_7F4A_7C15);
                 self.stream.push(Entry { number: number + 1, cell: *cell, digest });
+                released.map(|number| self.held.remove(&number));
             }
             Change::Ping => {}
         }
@@ -146,8 +156,6 @@ pub(super) struct Cluster {
     pub(super) failovers: Vec<(Time, Time)>,
     /// Until when a fault that ends reads lasts, or what follows from it.
     pub(super) ill_until: Time,
-    /// Until when a replica may get changes `LAG` late of a primary that does not answer the server, or what follows.
-    pub(super) late_until: Time,
     /// The other nodes take a node for failed that is silent for this time (cluster-node-timeout).
     pub(super) node_timeout: Time,
     /// Whether all nodes refuse reads while a primary has failed (cluster-require-full-coverage).
@@ -178,6 +186,7 @@ impl Cluster {
                 .map(|block| (block, vec![0; BLOCK_ROWS]))
                 .collect(),
             stream: Vec::new(),
+            held: BTreeMap::new(),
             history: shard_of(node) as u64,
             offset: 0,
             log: Vec::new(),
@@ -192,7 +201,6 @@ impl Cluster {
             moving,
             failovers: Vec::new(),
             ill_until: Time::ZERO,
-            late_until: Time::ZERO,
             node_timeout: ms(if rng.bool() { 4000 } else { 1000 }),
             needs_all: rng.bool(),
             electing,
@@ -254,9 +262,10 @@ impl World {
                 own.run(change);
             }
         } else if now >= own.copied_at {
-            let (blocks, stream) = (from.blocks.clone(), from.stream.clone());
+            let (blocks, stream, held) = (from.blocks.clone(), from.stream.clone(), from.held.clone());
             let own = &mut self.cluster.nodes[node];
-            (own.blocks, own.stream, own.history, own.offset) = (blocks, stream, history, offset);
+            (own.blocks, own.stream, own.held) = (blocks, stream, held);
+            (own.history, own.offset) = (history, offset);
             own.log.clear();
         }
     }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use super::super::{Address, Clusters, RemoteDescription, RemoteTable, Want, network, read};
 use super::history::{self, Got, Loss};
 use super::nodes::{BLOCK_ROWS, BLOCKS, Change, NODES, ROW_BYTES, ROWS, SHARDS, VERSIONS, members, shard_of, tag};
-use super::server::{self, FRESH, Shared};
+use super::server::{self, FRESH, GONE, Shared};
 use super::{Time, WORLD, World, ms, world};
 
 /// How much later than its primary a replica runs changes in a fault.
@@ -89,6 +89,7 @@ fn run_seed(seed: u64, totals: &mut Totals) -> Result<(), String> {
     world(World::ping);
     write(&run);
     nest(&run);
+    read_elsewhere(&run);
     renew(&run, &clusters);
     fault();
     let all: Vec<usize> = (0..2 * ROWS).collect();
@@ -110,8 +111,12 @@ fn run_seed(seed: u64, totals: &mut Totals) -> Result<(), String> {
     // A primary takes changes for a while after another node has taken over, unless it knows of that.
     let losses = world(|world| {
         let cluster = &world.cluster;
-        let loss = |&(from, at)| Loss { from, until: at + cluster.node_timeout };
-        cluster.failovers.iter().map(loss).collect::<Vec<_>>()
+        // A primary that ends may take changes with it that it made shortly before.
+        let of_failover = |&(end, at): &(Time, Time)| {
+            let until = at + cluster.node_timeout;
+            [Loss { from: at, since: Time::ZERO, until }, Loss { from: end, since: end.saturating_sub(GONE), until }]
+        };
+        cluster.failovers.iter().flat_map(of_failover).collect::<Vec<_>>()
     });
     let (fault, num_back) = history::check(&run.history.borrow(), &run.server.borrow().written, &losses);
     if let Some(fault) = fault {
@@ -123,7 +128,7 @@ fn run_seed(seed: u64, totals: &mut Totals) -> Result<(), String> {
     totals.failed_reads += run.failed_reads.get();
     totals.hedges += counts.iter().map(|one| one.hedges).sum::<u64>();
     totals.cache_hits += counts.iter().map(|one| one.cache_hits).sum::<u64>();
-    totals.failovers += losses.len();
+    totals.failovers += world(|world| world.cluster.failovers.len());
     let failure = run.failure.take();
     if std::env::var_os("SEED").is_some() {
         world(|world| world.lines.iter().for_each(|line| println!("{line}")));
@@ -152,6 +157,19 @@ fn nest(run: &Rc<Run>) {
         run.read(&[cell]);
     }
     again(run, 200, nest);
+}
+
+/// Reads a row as another server does that has no cache.
+fn read_elsewhere(run: &Rc<Run>) {
+    let got = world(|world| {
+        let (cell, truth) = (world.rng.usize(..2 * ROWS), &world.cluster.truth);
+        let node = truth.primary[truth.owner[cell / BLOCK_ROWS]];
+        let member = Some(&world.cluster.nodes[node]).filter(|member| member.is_awake() && !world.is_closed(node))?;
+        let number = member.blocks.get(&(cell / BLOCK_ROWS))?[cell % BLOCK_ROWS];
+        Some(Got { begun: world.now, ended: world.now, cell, number, oldest: FRESH })
+    });
+    run.history.borrow_mut().extend(got);
+    again(run, 100, read_elsewhere);
 }
 
 /// Asks for the map of slots each second, as the server's thread does.
@@ -219,10 +237,8 @@ impl Run {
             return self.fail(&format!("row {cell} is {row:?}"));
         }
         if !is_stale {
-            let is_late = begun < world(|world| world.cluster.late_until);
-            let oldest = FRESH + if is_late { LAG } else { Time::ZERO };
             let ended = world(|world| world.now);
-            self.history.borrow_mut().push(Got { begun, ended, cell, number, oldest });
+            self.history.borrow_mut().push(Got { begun, ended, cell, number, oldest: FRESH });
         }
     }
 
@@ -252,7 +268,7 @@ fn fault() {
             return;
         }
         let node = world.rng.usize(..SHARDS * NODES);
-        let kind = world.rng.u8(..14);
+        let kind = world.rng.u8(..15);
         let other = (world.rng.u8(..4) == 0).then(|| {
             let node = shard_of(node) * NODES + world.rng.usize(..NODES);
             (node, [0, 1, 2, 3, 4, 5, 6, 10][world.rng.usize(..8)])
@@ -268,9 +284,6 @@ fn fault() {
         world.catch_up_all();
         if is_ill {
             world.cluster.ill_until = world.now + long + CALM;
-        }
-        if has(&[5]) && (has(&[1, 2, 3, 9]) || kind >= 11) {
-            world.cluster.late_until = world.now + long + CALM;
         }
         for (node, kind) in faults {
             begin(world, node, kind, long);
@@ -300,6 +313,7 @@ fn begin(world: &mut World, node: usize, kind: u8, long: Time) {
         9 => cut_replicas(world, node, long),
         10 => member.has_link = false,
         11 | 12 => freeze_both(world, node, long),
+        13 => hold_back(world, node),
         _ => {
             let primary = world.cluster.truth.primary[shard_of(node)];
             (world.cluster.nodes[primary].is_frozen, world.cluster.nodes[primary].wakes) = (true, true);
@@ -423,6 +437,31 @@ fn cut_replicas(world: &mut World, node: usize, long: Time) {
     let (delay, kind) = (long.mul_f64(world.rng.f64()), [1, 2, 4][world.rng.usize(..3)]);
     let delay = if world.rng.bool() { delay } else { Time::ZERO };
     world.later(delay, move || super::world(|world| begin(world, primary, kind, long)));
+}
+
+/// Cuts a shard's replicas off from its primary, and the reader, too. Later the replicas get what the network held back, in
+/// half a second; the reader may still not reach the primary then.
+fn hold_back(world: &mut World, node: usize) {
+    let primary = world.cluster.truth.primary[shard_of(node)];
+    world.cluster.nodes[primary].has_readers = false;
+    let (begun, delay) = (world.now, FRESH + ms(world.rng.u64(..1500)));
+    for one in members(shard_of(node)).filter(|one| *one != primary) {
+        world.cluster.nodes[one].has_link = false;
+        world.later(delay, move || super::world(|world| let_go(world, one, begun)));
+    }
+}
+
+fn let_go(world: &mut World, node: usize, begun: Time) {
+    let now = world.now;
+    let member = &mut world.cluster.nodes[node];
+    if !member.has_link {
+        // The first changes are those of the begin.
+        (member.has_link, member.lag) = (true, now.saturating_sub(begun));
+    }
+    member.lag = member.lag * 3 / 4;
+    if member.lag > ms(1) {
+        world.later(ms(20), move || super::world(|world| let_go(world, node, begun)));
+    }
 }
 
 /// Freezes a primary, and later that of another shard, which then does not hear who took over from the first. The one that

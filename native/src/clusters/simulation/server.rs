@@ -16,6 +16,12 @@ const REPORT: Time = ms(300);
 const WRITE: Time = ms(1000);
 /// How old rows may be (FRESH_S in `service/remote/core_clusters.py`).
 pub(super) const FRESH: Time = ms(2000);
+/// A replica that had all changes so shortly before its primary ended counts as complete (`_GONE_S` in `replicas.py`).
+pub(super) const GONE: Time = ms(1000);
+/// If an upsert is unfinished for so long, this server finishes it (`_HELD_S` in `changes.py`).
+const HELD: Time = ms(1000);
+/// Longest wait until replicas have a write (`_COPY_MS` in `topology.py`).
+const COPY: Time = ms(200);
 /// The shard of the stream of changes.
 const STREAM: usize = 0;
 
@@ -31,14 +37,37 @@ pub(super) struct Server {
     view: View,
     /// The entry of the stream that was heard last.
     told: Option<Entry>,
+    /// The time up to which the server heard all changes, but for those of unfinished upserts, by their number.
+    heard: Time,
+    held: BTreeMap<u64, Held>,
     down_until: Vec<Time>,
     /// The time up to which each node has all changes of its primary, its newest report, and the newest as a primary.
     as_of: Vec<Option<Time>>,
     reports: Vec<Option<Report>>,
     primaries: Vec<Option<Report>>,
+    /// Since when no process listens on a primary's port.
+    gone: Vec<Option<Time>>,
     /// (Cell, number) -> what is known of this change.
     pub(super) written: BTreeMap<(usize, u64), Written>,
     last_number: u64,
+}
+
+/// An unfinished upsert: when the server saw it first, the time up to which the server heard the row that it changed, and
+/// whether the server is finishing it.
+#[derive(Clone, Copy)]
+struct Held {
+    since: Time,
+    told: Time,
+    is_finishing: bool,
+}
+
+/// A change that is written: its cell and number, whether another server writes it, and whether this one finishes it.
+#[derive(Clone, Copy)]
+struct Upsert {
+    cell: usize,
+    number: u64,
+    is_other: bool,
+    is_finishing: bool,
 }
 
 pub(super) type Shared = Rc<RefCell<Server>>;
@@ -99,10 +128,13 @@ pub(super) fn start(clusters: &Arc<Clusters>) -> Shared {
         clusters: Arc::clone(clusters),
         view,
         told: None,
+        heard: Time::ZERO,
+        held: BTreeMap::new(),
         down_until: vec![Time::ZERO; nodes],
         as_of: vec![None; nodes],
         reports: vec![None; nodes],
         primaries: vec![None; nodes],
+        gone: vec![None; nodes],
         written: BTreeMap::new(),
         last_number: 0,
     }));
@@ -155,11 +187,12 @@ fn follow(server: &Shared) {
     let look = move |world: &mut World, node: usize| {
         let member = &world.cluster.nodes[node];
         let is_here = node != primary || member.view.primary[STREAM] == node;
-        (is_here && !world.is_closed(node)).then(|| member.stream.clone())
+        (is_here && !world.is_closed(node)).then(|| (member.stream.clone(), member.held.clone()))
     };
-    ask(node, LOOK, false, look, move |stream| {
-        if let Some(stream) = stream.flatten() {
-            hear(&server, told, &stream, as_of);
+    ask(node, LOOK, false, look, move |found| {
+        if let Some((stream, held)) = found.flatten() {
+            hear(&server, told, &stream);
+            note_held(&server, &held, as_of);
         } else {
             server.borrow_mut().down_until[node] = world(|world| world.now) + ms(500);
             learn_map(&server);
@@ -168,18 +201,50 @@ fn follow(server: &Shared) {
     });
 }
 
-fn hear(server: &Shared, told: Option<Entry>, stream: &[Entry], as_of: Time) {
+fn hear(server: &Shared, told: Option<Entry>, stream: &[Entry]) {
     let clusters = Arc::clone(&server.borrow().clusters);
     let heard = told.map_or(Some(0), |told| stream.iter().position(|one| *one == told).map(|place| place + 1));
     server.borrow_mut().told = stream.last().cloned();
     for entry in heard.map_or(&[][..], |heard| &stream[heard..]) {
         forget(&clusters, entry.cell);
     }
-    for version in VERSIONS {
-        if heard.is_none() {
+    if heard.is_none() {
+        for version in VERSIONS {
             clusters.forget("m", version, "t", None);
         }
-        clusters.heard("m", version, "t", world(|world| world.now).saturating_sub(as_of));
+    }
+}
+
+/// Notes which upserts are unfinished, and finishes those that have been for long.
+fn note_held(server: &Shared, held: &BTreeMap<u64, usize>, as_of: Time) {
+    let now = world(|world| world.now);
+    let mut late = Vec::new();
+    {
+        let mut own = server.borrow_mut();
+        let new = Held { since: now, told: own.heard, is_finishing: false };
+        let before = std::mem::take(&mut own.held);
+        for (&number, &cell) in held {
+            let mut one = before.get(&number).copied().unwrap_or(new);
+            if now >= one.since + HELD && !one.is_finishing {
+                one.is_finishing = true;
+                late.push(Upsert { cell, number, is_other: false, is_finishing: true });
+            }
+            own.held.insert(number, one);
+        }
+        own.heard = as_of;
+    }
+    tell_heard(server);
+    for upsert in late {
+        write_row(server, upsert, None);
+    }
+}
+
+fn tell_heard(server: &Shared) {
+    let own = server.borrow();
+    let heard = own.held.values().map(|held| held.told).fold(own.heard, Time::min);
+    let age = world(|world| world.now).saturating_sub(heard);
+    for version in VERSIONS {
+        own.clusters.heard("m", version, "t", age);
     }
 }
 
@@ -193,7 +258,12 @@ fn compare(server: &Shared) {
         let own = Rc::clone(server);
         let primary = server.borrow().view.primary[shard];
         ask_report(primary, move |found| {
-            let is_gone = world(|world| found.is_none() && !world.cluster.nodes[primary].is_up);
+            let is_gone = world(|world| {
+                let member = &world.cluster.nodes[primary];
+                found.is_none() && member.has_readers && !member.is_up
+            });
+            let gone = is_gone.then(|| own.borrow().gone[primary].unwrap_or(world(|world| world.now)));
+            own.borrow_mut().gone[primary] = gone;
             if found.is_some_and(|found| found.is_primary) {
                 own.borrow_mut().primaries[primary] = found;
             }
@@ -201,7 +271,7 @@ fn compare(server: &Shared) {
                 let own = Rc::clone(&own);
                 ask_report(node, move |told| {
                     if let Some(told) = told {
-                        note(&own, node, told, primary, found, is_gone);
+                        note(&own, node, told, primary, found);
                     }
                 });
             }
@@ -210,7 +280,7 @@ fn compare(server: &Shared) {
     repeat(server, ms(300), compare);
 }
 
-fn note(server: &Shared, node: usize, told: Report, primary: usize, found: Option<Report>, is_gone: bool) {
+fn note(server: &Shared, node: usize, told: Report, primary: usize, found: Option<Report>) {
     let is_answered = found.is_some_and(|found| found.is_primary);
     let clusters = {
         let mut own = server.borrow_mut();
@@ -219,7 +289,7 @@ fn note(server: &Shared, node: usize, told: Report, primary: usize, found: Optio
         let as_of = own.as_of[node].max(if told.is_primary {
             (!is_answered && !is_former).then_some(told.asked)
         } else {
-            has_all(told, before, own.primaries[primary], is_gone, own.as_of[node])
+            has_all(told, before, own.primaries[primary], own.gone[primary], own.as_of[node])
         });
         own.as_of[node] = as_of;
         let left = as_of.map_or(Time::ZERO, |as_of| (as_of + FRESH).saturating_sub(world(|world| world.now)));
@@ -239,18 +309,18 @@ fn has_all(
     own: Report,
     before: Option<Report>,
     known: Option<Report>,
-    is_gone: bool,
+    gone: Option<Time>,
     as_of: Option<Time>,
 ) -> Option<Time> {
     let known = known.filter(|known| own.history == known.history && own.offset >= known.offset)?;
-    if as_of < Some(known.asked) && known.asked + FRESH <= own.asked {
-        return None;
-    }
-    if is_gone && as_of.is_some_and(|as_of| own.asked < as_of + FRESH) {
+    let Some(as_of) = as_of.filter(|as_of| *as_of >= known.asked && own.asked < *as_of + FRESH) else {
+        return as_of.max(Some(known.asked));
+    };
+    if gone.is_some_and(|gone| gone < as_of + GONE) {
         return Some(own.asked);
     }
     let before = before.filter(|before| before.history == own.history && before.offset < own.offset);
-    before.map(|before| before.asked).max(Some(known.asked))
+    before.map(|before| before.asked).max(Some(as_of))
 }
 
 /// Writes a change of a row, as TableChanges.upsert() does, on this server or another.
@@ -263,12 +333,61 @@ pub(super) fn upsert(server: &Shared, cell: usize) {
         number
     };
     let is_other = world(|world| world.rng.bool());
-    write_row(server, cell, number, is_other, None);
+    hold(server, Upsert { cell, number, is_other, is_finishing: false });
+}
+
+/// Holds a change in the cluster before its row is written.
+fn hold(server: &Shared, upsert: Upsert) {
+    let node = server.borrow().view.primary[STREAM];
+    let Upsert { cell, number, is_other, .. } = upsert;
+    let server = Rc::clone(server);
+    let work = move |world: &mut World, node: usize| write_to_stream(world, node, Change::Hold { cell, number });
+    ask(node, WRITE, is_other, work, move |done| {
+        let Some(place) = done.flatten() else {
+            learn_map(&server);
+            return world(|world| world.later(ms(50), move || hold(&server, upsert)));
+        };
+        let then = move |server: &Shared, _| write_row(server, upsert, None);
+        await_copies(&server, (node, place), Time::ZERO, then);
+    });
+}
+
+/// Writes to the stream's shard; returns the history and the offset of the change, or None if the node is no primary.
+fn write_to_stream(world: &mut World, node: usize, change: Change) -> Option<(u64, usize)> {
+    let is_primary = world.cluster.nodes[node].view.primary[STREAM] == node && !world.is_closed(node);
+    is_primary.then(|| {
+        world.write(node, change);
+        (world.cluster.nodes[node].history, world.cluster.nodes[node].offset)
+    })
+}
+
+/// Waits until all replicas have a change, but no longer than `COPY`; `then` is told whether they have it.
+fn await_copies(server: &Shared, place: Place, waited: Time, then: impl FnOnce(&Shared, bool) + 'static) {
+    let is_copied = lacking(&[place]).iter().all(|member| server.borrow().view.failed[*member]);
+    if is_copied || waited >= COPY {
+        return then(server, is_copied);
+    }
+    let (server, pause) = (Rc::clone(server), ms(20));
+    world(|world| world.later(pause, move || await_copies(&server, place, waited + pause, then)));
+}
+
+/// Returns the nodes that lack changes that were written.
+fn lacking(places: &[Place]) -> Vec<usize> {
+    world(|world| {
+        world.catch_up_all();
+        let nodes = &world.cluster.nodes;
+        let lacks = |member: usize, history, offset| nodes[member].history != history || nodes[member].offset < offset;
+        let of_place = |&(node, (history, offset)): &Place| {
+            members(shard_of(node)).filter(move |member| lacks(*member, history, offset))
+        };
+        places.iter().flat_map(of_place).collect()
+    })
 }
 
 /// Writes a row to the primary of its slot, or to the node `told` that an ASK error named; again until it is written.
-fn write_row(server: &Shared, cell: usize, number: u64, is_other: bool, told: Option<usize>) {
-    let block = cell / BLOCK_ROWS;
+fn write_row(server: &Shared, upsert: Upsert, told: Option<usize>) {
+    let Upsert { cell, number, is_other, .. } = upsert;
+    let (block, begun) = (cell / BLOCK_ROWS, world(|world| world.now));
     let node = told.unwrap_or_else(|| {
         let own = server.borrow();
         own.view.primary[own.view.owner[block]]
@@ -287,12 +406,16 @@ fn write_row(server: &Shared, cell: usize, number: u64, is_other: bool, told: Op
         Err(target.map(|target| world.cluster.nodes[node].view.primary[target]))
     };
     ask(node, WRITE, is_other, work, move |done| match done {
-        Some(Ok(row)) => write_entry(&server, cell, number, is_other, (node, row)),
-        Some(Err(Some(told))) => write_row(&server, cell, number, is_other, Some(told)),
+        Some(Ok(row)) => {
+            let row = (node, row);
+            let then = move |server: &Shared, is_copied| write_entry(server, upsert, begun, row, is_copied);
+            await_copies(&server, row, Time::ZERO, then);
+        }
+        Some(Err(Some(told))) => write_row(&server, upsert, Some(told)),
         Some(Err(None)) | None => {
             learn_map(&server);
             let server = Rc::clone(&server);
-            world(|world| world.later(ms(50), move || write_row(&server, cell, number, is_other, None)));
+            world(|world| world.later(ms(50), move || write_row(&server, upsert, None)));
         }
     });
 }
@@ -300,22 +423,20 @@ fn write_row(server: &Shared, cell: usize, number: u64, is_other: bool, told: Op
 /// A node with the history and the offset of a change that was written to it.
 type Place = (usize, (u64, usize));
 
-fn write_entry(server: &Shared, cell: usize, number: u64, is_other: bool, row: Place) {
+/// Tells of a row that was written, and releases the change if all replicas have the row.
+fn write_entry(server: &Shared, upsert: Upsert, begun: Time, row: Place, is_copied: bool) {
     let node = server.borrow().view.primary[STREAM];
+    let Upsert { cell, number, is_other, is_finishing } = upsert;
     let server = Rc::clone(server);
     let work = move |world: &mut World, node: usize| {
-        let is_primary = world.cluster.nodes[node].view.primary[STREAM] == node && !world.is_closed(node);
-        is_primary.then(|| {
-            let nonce = world.rng.u64(..);
-            world.write(node, Change::Entry { cell, nonce });
-            (world.cluster.nodes[node].history, world.cluster.nodes[node].offset)
-        })
+        let nonce = world.rng.u64(..);
+        write_to_stream(world, node, Change::Entry { cell, nonce, released: is_copied.then_some(number) })
     };
     ask(node, WRITE, is_other, work, move |done| {
         let Some(entry) = done.flatten() else {
             learn_map(&server);
             let server = Rc::clone(&server);
-            return world(|world| world.later(ms(50), move || write_entry(&server, cell, number, is_other, row)));
+            return world(|world| world.later(ms(50), move || write_entry(&server, upsert, begun, row, is_copied)));
         };
         let clusters = {
             let mut own = server.borrow_mut();
@@ -328,29 +449,27 @@ fn write_entry(server: &Shared, cell: usize, number: u64, is_other: bool, row: P
             // This server does not wait for the stream.
             forget(&clusters, cell);
         }
-        world(|world| world.later(ms(200), move || settle(&server, cell, number, is_other, row, (node, entry))));
+        if is_finishing {
+            if let Some(held) = server.borrow_mut().held.get_mut(&number) {
+                (held.told, held.is_finishing) = (begun, false);
+            }
+            return tell_heard(&server);
+        }
+        world(|world| world.later(ms(200), move || settle(&server, upsert, row, (node, entry))));
     });
 }
 
 /// Ends a change if all replicas have it that have not failed, and writes it again a second later if not. A failed one may
 /// come back, and take over before it has copied its primary.
-fn settle(server: &Shared, cell: usize, number: u64, is_other: bool, row: Place, entry: Place) {
+fn settle(server: &Shared, upsert: Upsert, row: Place, entry: Place) {
     let view = server.borrow().view.clone();
-    let lacking = world(|world| {
-        world.catch_up_all();
-        let nodes = &world.cluster.nodes;
-        let lacks = |member: usize, history, offset| nodes[member].history != history || nodes[member].offset < offset;
-        let places = [row, entry].into_iter();
-        let lacking = places.flat_map(|(node, (history, offset))| {
-            members(shard_of(node)).filter(move |member| lacks(*member, history, offset))
-        });
-        lacking.collect::<Vec<_>>()
-    });
+    let lacking = lacking(&[row, entry]);
     if lacking.is_empty() {
         let now = world(|world| world.now);
-        server.borrow_mut().written.get_mut(&(cell, number)).expect("the change is known").settled = Some(now);
+        server.borrow_mut().written.get_mut(&(upsert.cell, upsert.number)).expect("the change is known").settled =
+            Some(now);
     } else if !lacking.iter().all(|member| view.failed[*member]) {
         let server = Rc::clone(server);
-        world(|world| world.later(ms(1000), move || write_row(&server, cell, number, is_other, None)));
+        world(|world| world.later(ms(1000), move || write_row(&server, upsert, None)));
     }
 }
