@@ -15,7 +15,7 @@ from service.control import request_context
 from service.control.engine import Engine
 from service.control.request_context import Call
 from service.core.forwarded import Forwarding
-from service.errors import ServiceError, Unauthenticated, Unimplemented
+from service.errors import ModelNotFound, ServiceError, Unauthenticated, Unimplemented, models_told
 from service.grpc.health import HEALTH_SERVICE, REFLECTION_NAMES, Health, Reflection
 from service.grpc.methods import (
     HEALTH_NAMES,
@@ -273,7 +273,11 @@ class _Serve:
         try:
             with self._guard.acting(path, context):
                 remaining_s = context.time_remaining()
-                return handler(data, None if remaining_s is None else self._engine.clock() + remaining_s)
+                deadline_s = None if remaining_s is None else self._engine.clock() + remaining_s
+                try:
+                    return handler(data, deadline_s)
+                except ModelNotFound as error:
+                    raise ModelNotFound(f"{error.message}{models_told(self._engine.models())}") from error
         except Exception as error:
             # Predict counts its own refusals. The path is "" for unknown methods, whose names are the clients'.
             if path != PREDICT and isinstance(error, ServiceError):

@@ -219,8 +219,12 @@ pub fn send(
             note_refusal(connection, &status);
             (id(plain), status)
         }
-        Reply::Fault(fault) => {
+        Reply::Fault(mut fault) => {
             let id = id(plain);
+            // The fault of a model that is served, and that the caller may see, names the model.
+            if fault.code == Code::NotFound && fault.subject.model.is_empty() {
+                fault.text += &faults::models(shared.models_of(&plain.terms));
+            }
             let status = refusals::of_grpc(shared, plain.method, &fault, &id);
             (id, status)
         }
