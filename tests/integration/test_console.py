@@ -395,7 +395,7 @@ def test_requests_that_reach_no_method_are_counted_once_and_listed(server: Serve
         ("POST", "/v1/models/toy/tables/none:neighbors", "toy", "NOT_FOUND", "neighbors"),
         ("GET", "/v1/models/toy:lookup", "toy", "INVALID_ARGUMENT", "lookup"),
         ("POST", "/v1/models/toy/tables/none:rows", "toy", "NOT_FOUND", "rows"),
-        ("GET", "/v2/models/toy/infer", "toy", "UNIMPLEMENTED", "infer"),
+        ("GET", "/v2/models/toy/infer", "toy", "INVALID_ARGUMENT", "infer"),
     )
     for number, (method, path, model, code, called) in enumerate(mistakes):
         before = failures()
