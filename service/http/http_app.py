@@ -101,7 +101,7 @@ def create_http_app(
         add_statusz_route(app, statusz)
     if console is not None:
         add_console_routes(app, engine, console, callers, sessions, max_body_bytes=max_body_bytes)
-    add_docs_routes(app, engine, strict_json=strict_json)
+    add_docs_routes(app, engine, strict_json=strict_json, has_console=console is not None)
 
     counts = RequestCounts(engine)
 
