@@ -13,6 +13,7 @@ from service.errors import (
     DeltaRefused,
     InvalidRequest,
     ModelNotFound,
+    NotFound,
     NotReady,
     ServiceError,
     TableNotFound,
@@ -201,7 +202,7 @@ class Engine:
         for name in self.models():
             try:
                 result[name] = self.statuses(name)
-            except ModelNotFound:
+            except NotFound:
                 result[name] = []
         return result
 

@@ -232,7 +232,10 @@ pub fn send(
             let id = id(plain);
             // The fault of a model that is served, and that the caller may see, names the model.
             if fault.code == Code::NotFound && fault.subject.model.is_empty() {
-                fault.text += &faults::models(shared.models_of(&plain.terms));
+                let told = faults::models(shared.models_of(&plain.terms));
+                if fault.text.len() + told.len() <= refusals::MAX_GRPC_BYTES {
+                    fault.text += &told;
+                }
             }
             let status = refusals::of_grpc(shared, plain.method, &fault, &id);
             (id, status)

@@ -8,7 +8,7 @@ use super::shared::Shared;
 use crate::plan::faults::{Code, Fault, LOG_TARGET, Subject};
 
 /// Largest text of a gRPC status, in bytes. Source: `tensorflow_serving/model_servers/grpc_status_util.cc` (9d981c5).
-const MAX_GRPC_BYTES: usize = 1024;
+pub const MAX_GRPC_BYTES: usize = 1024;
 /// Largest error text of an HTTP answer, in characters: it may quote a value of the request, which may have megabytes.
 const MAX_HTTP_CHARACTERS: usize = 4096;
 const CUT_MARK: &str = "...TRUNCATED";
