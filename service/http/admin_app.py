@@ -5,6 +5,7 @@ tables.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -196,17 +197,21 @@ _NUM_THREADS = 4
 
 def _add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None:
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
+    # One thread parses at a time: more would be no faster, and requests for status would wait for each of them.
+    parsing = threading.Lock()
+
+    def change(ref: ModelRef, table: str, body: bytes) -> bytes:
+        with parsing:
+            parsed = decode_upsert(body)
+        return encode_receipt(engine.upsert(ref, table, parsed))
+
     async def upsert(request: Request) -> Response:
         """Handles an upsert request, which changes rows of a table permanently."""
         body = await read_body(request, max_body_bytes)
-        work = (engine, model_ref(request), request.path_params["table"], body)
+        work = (model_ref(request), request.path_params["table"], body)
         # An upsert has no deadline, because the client must learn whether the rows are on disk. copy_context() carries
         # the caller's rights (the grant) to the thread.
-        answer = await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, _upsert, *work)
+        answer = await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, change, *work)
         return Response(answer, media_type="application/json")
 
     add_model_route(app, "/tables/{table}:upsert", upsert, "POST")
-
-
-def _upsert(engine: Engine, ref: ModelRef, table: str, body: bytes) -> bytes:
-    return encode_receipt(engine.upsert(ref, table, decode_upsert(body)))
