@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 import generated_page
 
-from service.control.request_context import Subject
+from service.control.request_context import Finished, Subject
 from service.errors import ArtifactError
 from service.observe.logs import dropped_line_metrics
 from service.observe.metric_text import BATCH_ROWS, QUEUE, Rows, Times
@@ -127,6 +127,7 @@ def _report(metrics: Metrics) -> None:
         dropped={"connections": 1},
         handshakes_failed={"grpc": 1},
     )
+    metrics.requests.finished(Finished(Subject("http", "", "m", None, ""), None, 0.0, 0.0, 0, is_control=True))
     metrics.requests.core = cast(CoreStatistics, SimpleNamespace(collect=lambda: counts))
     metrics.core = lambda: counts
     metrics.limit_bytes = 1

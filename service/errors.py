@@ -29,7 +29,7 @@ the input, what the client sent and what was expected, in the client's terms.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import ClassVar, Literal
 
@@ -258,3 +258,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return ""
     near = get_close_matches(name.lower(), spelt, 1, _CUTOFF)
     return f"; did you mean {spelt[near[0]]}?" if near else ""
+
+
+# Most names that a text lists, as in native/src/plan/faults.rs.
+_MAX_LISTED = 10
+
+
+def models_told(names: Sequence[str]) -> str:
+    """Returns the end of an error text, which names the models that the caller may see.
+
+    >>> models_told(["films", "users"]), models_told([])
+    ('; models: films, users', '; no model is served here')
+    """
+    more = [f"and {len(names) - _MAX_LISTED} more"] if len(names) > _MAX_LISTED else []
+    listed = ", ".join([*names[:_MAX_LISTED], *more])
+    return f"; models: {listed}" if names else "; no model is served here"

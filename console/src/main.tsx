@@ -94,7 +94,7 @@ function Shown({ session, overview }: { session: Session; overview: Overview }):
         ) : page === "map" ? (
           <MapPage overview={overview} params={params} />
         ) : page === "try" ? (
-          <Try models={models} params={params} session={session} />
+          <Try overview={overview} params={params} session={session} />
         ) : page === "traffic" ? (
           <Traffic overview={overview} params={params} />
         ) : page === "compare" ? (

@@ -11,6 +11,17 @@ export function shown(value: number | null | undefined, digits = 4): string {
   return String(Number(value.toPrecision(digits)));
 }
 
+/** Writes the numbers of one column, all with the decimals of the largest, so that they can be compared by eye. */
+export function column(values: (number | null | undefined)[], digits = 4, absent = "not finite"): string[] {
+  const finite = values.filter((value): value is number => value !== null && value !== undefined);
+  const largest = Math.max(...finite.map(Math.abs), 0);
+  const isWhole = finite.every(Number.isInteger);
+  const decimals = isWhole || !largest ? 0 : Math.min(Math.max(digits - 1 - Math.floor(Math.log10(largest)), 0), digits);
+  return values.map((value) =>
+    value === null || value === undefined ? absent : value.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }),
+  );
+}
+
 /** Writes a number of bytes with its unit. */
 export function bytes(count: number): string {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -115,6 +126,20 @@ export function Wide({ label, children }: { label: string; children: ComponentCh
     <div class="wide" role="region" aria-label={label} tabIndex={0}>
       {children}
     </div>
+  );
+}
+
+/** A phone: a page there is one narrow column. */
+export const IS_PHONE = innerWidth <= 600;
+
+/** A part of a page that a phone shows when it is asked for, and a wide window at once. */
+export function Folded({ summary, children }: { summary: string; children: ComponentChildren }): JSX.Element {
+  if (!IS_PHONE) return <>{children}</>;
+  return (
+    <details>
+      <summary>{summary}</summary>
+      {children}
+    </details>
   );
 }
 

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { Row, get, post, tablePath } from "./api";
 import { useLoad } from "./hooks";
-import { Ago, Choice, Grid, Status, nameOf, rowColumns, shown } from "./parts";
+import { Ago, Choice, Grid, Status, column, nameOf, rowColumns, shown } from "./parts";
 
 const HEIGHT = 120;
 
@@ -53,7 +53,8 @@ function NeighborList({ choice, row }: { choice: Choice; row: Row }): JSX.Elemen
   const path = tablePath(choice.model, String(row.version), table, ":neighbors");
   const loaded = useLoad(`${path}/${row.id}`, (signal) => post<Neighbors>(path, { ids: [row.id], k: 10, metric: "cosine", labels: true }, signal));
   const { ids = [], keys = [], labels = [], scores = [] } = loaded.data ?? {};
-  const found = (ids[0] ?? []).map((id, at) => ({ id, key: keys[0]?.[at], label: labels[0]?.[at] ?? null, score: scores[0]?.[at] }));
+  const cosines = column(scores[0] ?? []);
+  const found = (ids[0] ?? []).map((id, at) => ({ id, key: keys[0]?.[at], label: labels[0]?.[at] ?? null, score: cosines[at] }));
   return (
     <section>
       <h3>Nearest rows</h3>
@@ -63,7 +64,7 @@ function NeighborList({ choice, row }: { choice: Choice; row: Row }): JSX.Elemen
         rows={found}
         columns={[
           ...rowColumns<(typeof found)[number]>(choice),
-          { name: "cosine", isNumber: true, cell: (one) => shown(one.score) },
+          { name: "cosine", isNumber: true, cell: (one) => one.score },
         ]}
       />
     </section>

@@ -11,7 +11,7 @@ from typing import Any
 from service.access.callers import Grant, Right
 from service.control.engine import Engine
 from service.control.request_context import Call
-from service.errors import PermissionDenied, ServiceError
+from service.errors import PermissionDenied
 from service.types import ModelRef, VersionStatus
 from service.versions.model_config import ModelConfig, Origin
 
@@ -67,12 +67,16 @@ class GuardedEngine(Engine):
             return self._absent
         raise PermissionDenied(f'Caller "{grant.name}" lacks the right "{right}" on model "{model}".')
 
-    def reject(self, error: ServiceError, call: Call, *, model: str = "") -> None:
+    def reject(self, error: Exception, call: Call, *, model: str = "") -> None:
         """Calls the wrapped engine's reject, which counts a request that failed before its signature was found.
 
         If the caller can not see the model, the request is counted as one for an unknown model.
         """
         (self._engine if self._grant().rights(model) else self._absent).reject(error, call, model=model)
+
+    def answered(self, call: Call, *, model: str = "") -> None:
+        """Calls the wrapped engine's answered(), for a model as reject() does."""
+        (self._engine if self._grant().rights(model) else self._absent).answered(call, model=model)
 
     def searches_by_signature(self, ref: ModelRef) -> bool:
         """Says whether requests for a model's signature "neighbors" are searches; also says yes for a model that the

@@ -13,6 +13,7 @@ from service.errors import (
     DeltaRefused,
     InvalidRequest,
     ModelNotFound,
+    NotFound,
     NotReady,
     ServiceError,
     TableNotFound,
@@ -118,16 +119,23 @@ class Engine:
         self.tracing = tracing
         self._on_damage = on_damage
 
-    def reject(self, error: ServiceError, call: Call, *, model: str = "") -> None:
+    def reject(self, error: Exception, call: Call, *, model: str = "") -> None:
         """Counts a request that failed before its signature was bound, such as a request that does not parse.
 
         Args:
           model: the name in the request; may be any string.
         """
+        self._finished(error, call, model)
+
+    def answered(self, call: Call, *, model: str = "") -> None:
+        """Counts a control request that succeeded; model: as in reject()."""
+        self._finished(None, call, model)
+
+    def _finished(self, error: Exception | None, call: Call, model: str) -> None:
         known = model if self._registry.is_configured(model) else ""
         subject = Subject(call.api, call.method, known, None, "")
         seconds = 0.0 if call.started_s is None else self.clock() - call.started_s
-        self._observer.finished(Finished(subject, error, seconds, 0.0, 0))
+        self._observer.finished(Finished(subject, error, seconds, 0.0, 0, call.is_control))
 
     def describe(self, ref: ModelRef) -> ModelDescription:
         """Returns the name, version and signatures of the model that `ref` names; raises as Registry.lease does."""
@@ -194,7 +202,7 @@ class Engine:
         for name in self.models():
             try:
                 result[name] = self.statuses(name)
-            except ModelNotFound:
+            except NotFound:
                 result[name] = []
         return result
 

@@ -54,12 +54,14 @@ class Call:
     method: the label for metrics, spelt as HTTP or gRPC spells the method.
     started_s: when the request arrived; None: it has just arrived.
     deadline_s: the engine begins no work after this time; None: the request has no deadline.
+    is_control: the request runs no signature, such as one for status, metadata or a page.
     """
 
     api: str
     method: str = ""
     started_s: float | None = None
     deadline_s: float | None = None
+    is_control: bool = False
 
 
 class Subject(NamedTuple):
@@ -82,6 +84,7 @@ class Finished:
 
     error: None: the request succeeded.
     run_seconds: the part of seconds that the search took.
+    is_control: as in Call.
     """
 
     subject: Subject
@@ -89,6 +92,7 @@ class Finished:
     seconds: float
     run_seconds: float
     rows: int
+    is_control: bool = False
 
 
 class Observer(Protocol):

@@ -15,7 +15,7 @@ from service.control import request_context
 from service.control.engine import Engine
 from service.control.request_context import Call
 from service.core.forwarded import Forwarding
-from service.errors import ServiceError, Unauthenticated, Unimplemented
+from service.errors import ModelNotFound, Unauthenticated, Unimplemented, models_told
 from service.grpc.health import HEALTH_SERVICE, REFLECTION_NAMES, Health, Reflection
 from service.grpc.methods import (
     HEALTH_NAMES,
@@ -102,6 +102,15 @@ class _Everybody:
 
     def check_reflection(self, context: grpc.ServicerContext) -> None:
         pass
+
+
+# Searches count themselves, and the probes of orchestrators are not counted.
+_UNCOUNTED = (PREDICT, *(f"/{INFERENCE_SERVICE}/{method}" for method in ("ServerLive", "ServerReady", "ModelReady")))
+
+
+def _call(path: str) -> Call:
+    """Returns what a call is counted as; the path is "" for unknown methods, whose names are the clients'."""
+    return Call(GRPC_API, path.rpartition("/")[2], is_control=bool(path))
 
 
 _INT32_MAX = 2**31 - 1
@@ -273,12 +282,19 @@ class _Serve:
         try:
             with self._guard.acting(path, context):
                 remaining_s = context.time_remaining()
-                return handler(data, None if remaining_s is None else self._engine.clock() + remaining_s)
+                deadline_s = None if remaining_s is None else self._engine.clock() + remaining_s
+                try:
+                    answer = handler(data, deadline_s)
+                except ModelNotFound as error:
+                    raise ModelNotFound(f"{error.message}{models_told(self._engine.models())}") from error
         except Exception as error:
-            # Predict counts its own refusals. The path is "" for unknown methods, whose names are the clients'.
-            if path != PREDICT and isinstance(error, ServiceError):
-                self._engine.reject(error, Call(GRPC_API, path.rpartition("/")[2]))
+            # Predict counts its own refusals.
+            if path not in _UNCOUNTED:
+                self._engine.reject(error, _call(path))
             self._abort(context, error)
+        if path not in _UNCOUNTED:
+            self._engine.answered(_call(path))
+        return answer
 
     def _enter(self, context: grpc.ServicerContext) -> None:
         named = {key: value for key, value in context.invocation_metadata() or () if key in _CONTEXT_KEYS}

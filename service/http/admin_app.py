@@ -5,6 +5,7 @@ tables.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -22,11 +23,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.access.callers import Callers
 from service.access.sessions import CSRF_HEADER, Sessions
 from service.control.engine import Engine
-from service.errors import MalformedPayload, PermissionDenied, RouteNotFound, ServiceError
+from service.errors import InvalidRequest, MalformedPayload, PermissionDenied, RouteNotFound, ServiceError
 from service.http.access import AccessMiddleware, session_cookie
 from service.http.body import read_body
 from service.http.console_routes import SESSION_PATH, ConsoleSources, add_console_routes
-from service.http.errors import error_response, service_error_response
+from service.http.counting import CountingMiddleware, RequestCounts
+from service.http.errors import CODE_HEADER, error_response, service_error_response
 from service.http.middleware import RequestIdMiddleware, RequestIds, SecurityHeadersMiddleware
 from service.http.operations_routes import add_admin_routes, add_statusz_route
 from service.http.routing import add_model_route, add_route, model_ref, raw_path
@@ -103,13 +105,37 @@ def create_admin_app(
         add_console_routes(app, engine, console, callers, sessions)
     add_admin_routes(app, engine, metrics, METRICS_PATHS)
     add_statusz_route(app, statusz)
-    app.add_exception_handler(ServiceError, _on_service_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
+    counts = RequestCounts(engine)
+
+    async def on_service_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ServiceError)
+        counts.failed(request.scope, error)
+        return service_error_response(error, request.scope["request_id"])
+
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            return await on_service_error(request, RouteNotFound(f"Not found: {raw_path(request)}"))
+        refusal = InvalidRequest(f"{request.method} is not allowed here")
+        counts.failed(request.scope, refusal)
+        headers = {**(error.headers or {}), CODE_HEADER: refusal.code}
+        return error_response(error.status_code, refusal.message, headers)
+
+    app.add_exception_handler(ServiceError, on_service_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_middleware(CountingMiddleware, counts=counts)
     if callers is not None:
-        app.add_middleware(AccessMiddleware, callers=callers, metrics_paths=METRICS_PATHS, sessions=sessions)
-    app.add_middleware(_OwnPagesMiddleware, sessions=sessions, csrf="" if console is None else console.csrf)
+        app.add_middleware(
+            AccessMiddleware,
+            callers=callers,
+            metrics_paths=METRICS_PATHS,
+            sessions=sessions,
+            refused=counts.failed,
+        )
+    csrf = "" if console is None else console.csrf
+    app.add_middleware(_OwnPagesMiddleware, sessions=sessions, csrf=csrf, refused=counts.failed)
     app.add_middleware(SecurityHeadersMiddleware)
-    app.add_middleware(RequestIdMiddleware, ids=RequestIds())
+    app.add_middleware(RequestIdMiddleware, ids=RequestIds(), failed=counts.failed)
     return app
 
 
@@ -119,16 +145,20 @@ class _OwnPagesMiddleware:
     The console's own pages send a token that only they can read; without a session it is the listener's.
     """
 
-    def __init__(self, app: ASGIApp, sessions: Sessions | None, csrf: str) -> None:
+    def __init__(
+        self, app: ASGIApp, sessions: Sessions | None, csrf: str, refused: Callable[[Scope, ServiceError], None]
+    ) -> None:
         self._app = app
         self._sessions = sessions
         self._csrf = csrf
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The header Origin shows that a web page sent the request: browsers add it to every POST, even to a POST from
         # this server's own console.
         if scope["type"] == "http" and not self._may_send(scope):
             error = PermissionDenied("The admin routes answer no requests of web pages but the console's.")
+            self._refused(scope, error)
             await service_error_response(error, scope["request_id"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -161,36 +191,27 @@ def _version_of(body: bytes) -> int | None:
     return version
 
 
-async def _on_service_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ServiceError)
-    return service_error_response(error, request.scope["request_id"])
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return service_error_response(RouteNotFound(f"Not found: {raw_path(request)}"), request.scope["request_id"])
-    return error_response(error.status_code, f"{request.method} is not allowed here", error.headers)
-
-
 # Number of threads for upserts. Few are enough: they wait for the disk, and a journal has one writer at a time.
 _NUM_THREADS = 4
 
 
 def _add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None:
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
+    # One thread parses at a time: more would be no faster, and requests for status would wait for each of them.
+    parsing = threading.Lock()
+
+    def change(ref: ModelRef, table: str, body: bytes) -> bytes:
+        with parsing:
+            parsed = decode_upsert(body)
+        return encode_receipt(engine.upsert(ref, table, parsed))
 
     async def upsert(request: Request) -> Response:
         """Handles an upsert request, which changes rows of a table permanently."""
         body = await read_body(request, max_body_bytes)
-        work = (engine, model_ref(request), request.path_params["table"], body)
+        work = (model_ref(request), request.path_params["table"], body)
         # An upsert has no deadline, because the client must learn whether the rows are on disk. copy_context() carries
         # the caller's rights (the grant) to the thread.
-        answer = await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, _upsert, *work)
+        answer = await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, change, *work)
         return Response(answer, media_type="application/json")
 
     add_model_route(app, "/tables/{table}:upsert", upsert, "POST")
-
-
-def _upsert(engine: Engine, ref: ModelRef, table: str, body: bytes) -> bytes:
-    return encode_receipt(engine.upsert(ref, table, decode_upsert(body)))

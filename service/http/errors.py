@@ -104,4 +104,5 @@ def service_error_response(error: ServiceError, request_id: str, models: list[st
 def unexpected_error_response(error: Exception, request_id: str) -> Response:
     """Logs an unexpected error, and returns the HTTP response 500, whose text does not reveal the error."""
     logger.error("unexpected error", extra={"request_id": request_id, "status": 500}, exc_info=error)
-    return error_response(500, f"Internal error; the server's log has the cause, request id {request_id}")
+    text = f"Internal error; the server's log has the cause, request id {request_id}"
+    return error_response(500, text, {CODE_HEADER: ServiceError.code})

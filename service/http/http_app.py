@@ -10,16 +10,17 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
 
 from service.access.callers import Callers
 from service.access.sessions import Sessions
 from service.control.engine import Engine
 from service.core.forwarded import NO_FORWARDING, Forwarding
-from service.errors import ModelNotFound, RouteNotFound, ServiceError, Unimplemented
+from service.errors import InvalidRequest, ModelNotFound, RouteNotFound, ServiceError
 from service.http.access import AccessMiddleware
 from service.http.console_routes import ConsoleSources, add_console_routes
-from service.http.errors import error_response, service_error_response
+from service.http.counting import CountingMiddleware, RequestCounts
+from service.http.errors import CODE_HEADER, error_response, service_error_response
 from service.http.middleware import (
     GzipMiddleware,
     PathCaseMiddleware,
@@ -31,7 +32,7 @@ from service.http.model_routes import add_diff_route, add_hot_rows_route, add_lo
 from service.http.neighbor_routes import add_neighbor_routes
 from service.http.oip_routes import add_open_inference_routes
 from service.http.operations_routes import add_admin_routes, add_docs_routes, add_statusz_route
-from service.http.routing import malformed, meant, named_model, raw_path, refused_call
+from service.http.routing import malformed, meant, raw_path
 from service.http.table_view_routes import add_table_view_routes
 
 # Most names of models that the error for an unknown model lists, as in native/src/edge/shared.rs.
@@ -100,24 +101,23 @@ def create_http_app(
         add_statusz_route(app, statusz)
     if console is not None:
         add_console_routes(app, engine, console, callers, sessions, max_body_bytes=max_body_bytes)
-    add_docs_routes(app, engine, strict_json=strict_json)
+    add_docs_routes(app, engine, strict_json=strict_json, has_console=console is not None)
 
-    def count(scope: Scope, error: ServiceError) -> None:
-        if (call := refused_call(scope)) is not None:
-            engine.reject(error, call, model=named_model(scope["path"]))
+    counts = RequestCounts(engine)
 
     async def on_service_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServiceError)
-        count(request.scope, error)
+        counts.failed(request.scope, error)
         known = engine.models()[:_MAX_MODELS_TOLD] if isinstance(error, ModelNotFound) else None
         return _answer_error(request, error, known)
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _answer_unknown(request, error, count)
+        return _answer_unknown(request, error, counts)
 
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_middleware(CountingMiddleware, counts=counts)
     if gzip_min_bytes:
         app.add_middleware(GzipMiddleware, min_bytes=gzip_min_bytes)
     if callers is not None:
@@ -127,12 +127,12 @@ def create_http_app(
             metrics_paths=tuple(metrics_paths),
             forwarding=forwarding,
             sessions=sessions,
-            refused=count,
+            refused=counts.failed,
         )
     app.add_middleware(SecurityHeadersMiddleware)
     if spans is not None:
         app.add_middleware(spans)
-    app.add_middleware(RequestIdMiddleware, ids=RequestIds())
+    app.add_middleware(RequestIdMiddleware, ids=RequestIds(), failed=counts.failed)
     app.add_middleware(PathCaseMiddleware)
     return app
 
@@ -145,7 +145,7 @@ def _answer_error(request: Request, error: ServiceError, known: list[str] | None
     return service_error_response(error, request.scope["request_id"], known)
 
 
-def _answer_unknown(request: Request, error: HTTPException, count: Callable[[Scope, ServiceError], None]) -> Response:
+def _answer_unknown(request: Request, error: HTTPException, counts: RequestCounts) -> Response:
     """Makes the answer to a request that the router refuses: an unknown path, or a wrong HTTP method."""
     allowed = (error.headers or {}).get("Allow", "")
     if request.method == "OPTIONS" and error.status_code == 405:
@@ -157,8 +157,9 @@ def _answer_unknown(request: Request, error: HTTPException, count: Callable[[Sco
     if request.url.path.startswith("/v1/"):
         refusal = malformed(request, allowed)
     elif error.status_code != 404:
-        refusal = Unimplemented(f"{request.method} is not allowed here")
-    count(request.scope, refusal)
-    if isinstance(refusal, Unimplemented):
-        return error_response(error.status_code, refusal.message, error.headers)
+        refusal = InvalidRequest(f"{request.method} is not allowed here; this path takes {allowed}")
+    counts.failed(request.scope, refusal)
+    if error.status_code == 405 and not request.url.path.startswith("/v1/"):
+        headers = {**(error.headers or {}), CODE_HEADER: refusal.code}
+        return error_response(error.status_code, refusal.message, headers)
     return service_error_response(refusal, request.scope["request_id"])

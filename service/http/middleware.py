@@ -14,7 +14,7 @@ import itertools
 import re
 import secrets
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from re import DOTALL, findall
 
@@ -186,12 +186,16 @@ class RequestIds:
 class RequestIdMiddleware:
     """ASGI middleware: gives each request an id, and adds the id to the answer's headers.
 
+    Args:
+      failed: counts a request that ended with an unexpected error.
+
     Concurrency: event loop only.
     """
 
-    def __init__(self, app: ASGIApp, ids: RequestIds) -> None:
+    def __init__(self, app: ASGIApp, ids: RequestIds, failed: Callable[[Scope, Exception], None]) -> None:
         self._app = app
         self._ids = ids
+        self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the application with the request's id set, and answers an unexpected error with status 500."""
@@ -220,6 +224,7 @@ class RequestIdMiddleware:
             # The client has disconnected, so no answer can be sent; this is no error of the server.
             return
         except Exception as error:
+            self._failed(scope, error)
             if is_started:
                 raise
             await unexpected_error_response(error, request_id)(scope, receive, send_marked)

@@ -15,6 +15,7 @@ from service.control.engine import Engine
 from service.control.request_context import Call
 from service.errors import DeadlineExceeded, ServiceError
 from service.http.body import read_body
+from service.http.counting import named_model
 from service.http.routing import add_model_route, model_ref
 from service.types import ModelRef
 from service.versions.neighbors import SIGNATURE
@@ -32,23 +33,27 @@ def add_neighbor_routes(app: FastAPI, engine: Engine, *, max_body_bytes: int, ti
 
     async def neighbors(request: Request) -> Response:
         """Returns the rows of a table that are nearest to each row or vector that the request names."""
-        ref = model_ref(request)
         deadline_s = engine.clock() + timeout_s
         call = Call(HTTP_API, SIGNATURE, deadline_s=deadline_s)
         try:
+            ref = model_ref(request)
             body = await read_body(request, max_body_bytes)
         except ServiceError as error:
-            engine.reject(error, call, model=ref.name)
+            engine.reject(error, call, model=named_model(request.scope))
             raise
         # The request's time in metrics begins when its whole body has arrived, because the server does not control how
         # fast a client sends it.
         call = replace(call, started_s=engine.clock())
         work = partial(_neighbors, engine, ref, request.path_params["table"], body, call)
+        running = engine.searches.submit(work)
         try:
-            running = asyncio.wrap_future(engine.searches.submit(work))
-            answer, version = await asyncio.wait_for(running, max(deadline_s - engine.clock(), 0))
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"Timed out: the request took longer than {timeout_s:g} s.") from error
+            answer, version = await asyncio.wait_for(asyncio.wrap_future(running), max(deadline_s - engine.clock(), 0))
+        except TimeoutError:
+            late = DeadlineExceeded(f"Timed out: the request took longer than {timeout_s:g} s.")
+            if running.cancelled():
+                # A search that runs already counts itself when it ends.
+                engine.reject(late, call, model=ref.name)
+            raise late from None
         return Response(answer, headers={"X-Model-Version": str(version)}, media_type="application/json")
 
     add_model_route(app, "/tables/{table}:neighbors", neighbors, "POST", "findNeighbors")
@@ -59,7 +64,7 @@ def add_neighbor_routes(app: FastAPI, engine: Engine, *, max_body_bytes: int, ti
 def _neighbors(engine: Engine, ref: ModelRef, table: str, body: bytes, call: Call) -> tuple[bytes, int]:
     try:
         query = decode_neighbors(body)
-    except ServiceError as error:
+    except Exception as error:
         engine.reject(error, call, model=ref.name)
         raise
     found = engine.neighbors(ref, table, query, call)

@@ -92,8 +92,11 @@ _PAGE = """<!doctype html>
 <link rel="icon" href="/docs-assets/favicon-32x32.png">
 <style>
   body { margin: 0 }
-  #which { display: block; max-width: 1420px; margin: auto; padding: 1rem 20px 0; font: 14px sans-serif }
-  html.dark-mode #which { color: #e4e6e6 }
+  .bar { display: flex; flex-wrap: wrap; gap: .3rem 2rem; max-width: 1420px; margin: auto; padding: 1rem 20px 0 }
+  .bar { font: 14px sans-serif }
+  .bar a { color: #3949ab }
+  html.dark-mode .bar { color: #e4e6e6 }
+  html.dark-mode .bar a { color: #9fa8da }
   body:not(:has(#all:checked)) .opblock:is([id$="Version"], [id$="Label"]):not([id$="-diffVersion"]) { display: none }
   .swagger-ui .info { margin: 1rem 0 }
 </style>
@@ -106,7 +109,9 @@ _PAGE = """<!doctype html>
 </head>
 <body>
 <main>
-<label id="which"><input type="checkbox" id="all"> Show the paths of single versions and labels, too</label>
+<div class="bar">CONSOLE
+<label><input type="checkbox" id="all"> Show the paths of single versions and labels, too</label>
+</div>
 <div id="swagger-ui"></div>
 </main>
 <script src="/docs-assets/swagger-ui-bundle.js"></script>
@@ -118,7 +123,7 @@ _PAGE = """<!doctype html>
 """
 
 
-def add_docs_routes(app: FastAPI, engine: Engine, *, strict_json: bool) -> None:
+def add_docs_routes(app: FastAPI, engine: Engine, *, strict_json: bool, has_console: bool) -> None:
     """Adds the OpenAPI document, the page /docs, and the files that it loads; call it after all documented routes."""
     made: list[Documents] = []
 
@@ -137,7 +142,8 @@ def add_docs_routes(app: FastAPI, engine: Engine, *, strict_json: bool) -> None:
     spec = find_spec(_PACKAGE)
     assert spec is not None and spec.submodule_search_locations
     app.mount("/docs-assets", StaticFiles(directory=Path(spec.submodule_search_locations[0]) / _FOLDER))
-    page = HTMLResponse(_PAGE, headers={"Content-Security-Policy": page_policy(_PAGE, "'self'")})
+    text = _PAGE.replace("CONSOLE", '<a href="console">Console</a>' if has_console else "")
+    page = HTMLResponse(text, headers={"Content-Security-Policy": page_policy(text, "'self'")})
 
     async def docs(request: Request) -> Response:
         return page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote
@@ -13,11 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from service.control.request_context import Call
 from service.errors import InvalidRequest, did_you_mean
 from service.http.middleware import IS_ENCODED
 from service.types import ModelRef
-from service.wire.api import HTTP_API
 
 _MAX_VERSION = 2**63 - 1
 
@@ -27,9 +24,6 @@ _VERBS = ("predict", "lookup", "classify", "regress")
 _ADMIN = ("/config:reload", ":pin", ":upsert")
 # Paths of pages that name no model.
 _PAGES = ("/console", "/docs", "/healthz", "/metrics", "/readyz", "/v1/models", "/v1/statusz", "/openapi.json")
-
-_MODEL = re.compile(r"/v[12]/models/([^/:]+)")
-_UNCOUNTED = ("findNeighbors", "isModelReady")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -109,28 +103,6 @@ def version_number(text: str) -> int:
     if not is_number or len(text) > 19 + text.count("0") or int(text) > _MAX_VERSION:
         raise InvalidRequest(f"Failed to convert version: {text} to numeric.")
     return int(text)
-
-
-def refused_call(scope: Scope) -> Call | None:
-    """Returns what a refused request is counted as; None: it is not counted here.
-
-    Searches count their own refusals, and "not ready" is what a probe asks for.
-    """
-    route = scope.get("route")
-    # A path may be one of a route with another HTTP method.
-    if not isinstance(route, RawRoute) or route.method != scope["method"]:
-        return Call(HTTP_API)
-    return None if route.operation in _UNCOUNTED else Call(HTTP_API, f"{route.method} {route.path}")
-
-
-def named_model(path: str) -> str:
-    """Returns the name of a model in a path, which need not be one that the server knows; "" if the path names none.
-
-    >>> named_model("/v1/models/films:lookp"), named_model("/v2/models/films/ready"), named_model("/docs")
-    ('films', 'films', '')
-    """
-    found = _MODEL.match(path)
-    return found[1] if found else ""
 
 
 def malformed(request: Request, allowed: str = "") -> InvalidRequest:

@@ -237,11 +237,14 @@ class RecentFailures:
     """The numbers of requests that failed in the last FAILURES_S seconds. Concurrency: any thread.
 
     Args:
-      requests: returns the counts of all requests since the server's start. clock: monotonic seconds.
+      failures: returns the numbers of requests that failed since the server's start, by model and code. clock:
+        monotonic seconds.
     """
 
-    def __init__(self, requests: Callable[[], Requests], clock: Callable[[], float] = time.monotonic) -> None:
-        self._requests = requests
+    def __init__(
+        self, failures: Callable[[], Counter[tuple[str, str]]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._failures = failures
         self._clock = clock
         self._lock = threading.Lock()
         self._points: deque[tuple[float, Counter[tuple[str, str]]]] = deque([(clock(), Counter())])
@@ -258,10 +261,7 @@ class RecentFailures:
 
         Also keeps the counts for later calls. The model "" is that of requests for no known model.
         """
-        counts: Counter[tuple[str, str]] = Counter()
-        for (subject, code), count in self._requests().failures.items():
-            counts[subject.model, code] += count
-        now_s = self._clock()
+        counts, now_s = self._failures(), self._clock()
         with self._lock:
             # Readers may come often: the number of points must not grow with them.
             if now_s - self._points[-1][0] >= _STEP_S:

@@ -11,6 +11,7 @@ from service.observe.metric_text import CONTENT_TYPE, series
 from service.observe.own_metrics import (
     VersionStates,
     batch_lines,
+    control_lines,
     core_lines,
     delta_lines,
     hot_rows_lines,
@@ -137,7 +138,12 @@ class Metrics:
     def render(self) -> tuple[bytes, str]:
         self._gone.note(self._models(), scrapes=1)
         now, ever = self.requests.read()
-        lines = request_lines(now) + self._versions.lines() + servable_lines(self._loaded())
+        lines = (
+            request_lines(now)
+            + control_lines(self.requests.control())
+            + self._versions.lines()
+            + servable_lines(self._loaded())
+        )
         lines += self.tls.lines() + _trace_lines(self.dropped_spans())
         batches = self.batches()
         lines += batch_lines(batches)

@@ -62,6 +62,16 @@ def request_lines(requests: Requests) -> list[str]:
     return lines + series(_PREFIX + "rows_total", "counter", about, [(labelled, cell.rows) for labelled, cell in cells])
 
 
+def control_lines(counts: Mapping[tuple[str, str, str], int]) -> list[str]:
+    """Returns the lines of the metric on control requests; counts: by API, model and code."""
+    about = "Requests for status, metadata, pages, and changes by the admin port, by canonical code."
+    found = [
+        (labels({"api": api, "model": model, "code": code}), count)
+        for (api, model, code), count in sorted(counts.items())
+    ]
+    return series(_PREFIX + "control_requests_total", "counter", about, found)
+
+
 def _run_times(found: Mapping[Subject, Successes]) -> dict[str, Times]:
     totals: dict[str, Times] = {}
     for subject, cell in found.items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -152,6 +153,8 @@ class RequestCounter:
         self._notes = notes
         self._slow_s = notes.slow_s if notes else math.inf
         self._own = Requests()
+        # Numbers of control requests by API, model and code.
+        self._control: Counter[tuple[str, str, str]] = Counter()
         # Sums of the counts of requests for versions that were unloaded, for the totals that read() returns.
         self._retired = Requests()
         # read() and retire() hold this lock, so that read() sees the counts that retire() moves to _retired exactly
@@ -160,10 +163,18 @@ class RequestCounter:
 
     def finished(self, request: Finished) -> None:
         """Counts a request that Python has answered, or that it has refused."""
-        if request.error is not None:
-            self._failed(request.subject, request.error)
-            return
         subject, seconds, run_seconds, rows = request.subject, request.seconds, request.run_seconds, request.rows
+        code = "OK" if request.error is None else _code_of(request.error)
+        if request.is_control:
+            with self._lock:
+                self._control[subject.api, subject.model, code] += 1
+        elif request.error is not None:
+            with self._lock:
+                self._own.add_failures(subject, code, 1)
+        if request.error is not None and self._notes is not None:
+            self._notes.failed(subject, request.error, code)
+        if request.error is not None or request.is_control:
+            return
         with self._lock:
             cell = self._own.successes.get(subject)
             if cell is None:
@@ -174,14 +185,20 @@ class RequestCounter:
         if seconds >= self._slow_s and self._notes is not None:
             self._notes.was_slow(subject, seconds, run_seconds, rows)
 
-    def _failed(self, subject: Subject, error: BaseException) -> None:
-        code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
-        if not isinstance(error, Exception):
-            code = "CANCELLED"  # asyncio cancels a request's task if the client disconnects
+    def control(self) -> dict[tuple[str, str, str], int]:
+        """Returns the numbers of control requests by API, model and code."""
         with self._lock:
-            self._own.add_failures(subject, code, 1)
-        if self._notes is not None:
-            self._notes.failed(subject, error, code)
+            return dict(self._control)
+
+    def failures(self) -> Counter[tuple[str, str]]:
+        """Returns the numbers of all requests that failed since the start, control requests too, by model and code."""
+        found: Counter[tuple[str, str]] = Counter()
+        for (subject, code), count in self.read()[1].failures.items():
+            found[subject.model, code] += count
+        for (_, model, code), count in self.control().items():
+            if code != "OK":
+                found[model, code] += count
+        return found
 
     def read(self) -> tuple[Requests, Requests]:
         """Returns the counts of requests for versions that are served now, and those for all versions since the start.
@@ -214,6 +231,7 @@ class RequestCounter:
                 self.core.forget(model)
             for counts in (self._own, self._retired):
                 counts.take(lambda subject: subject.model == model)
+            self._control = Counter({key: count for key, count in self._control.items() if key[1] != model})
 
     def detach_core(self) -> None:
         """Keeps the native core's last counts as own ones; called before the core ends."""
@@ -221,6 +239,12 @@ class RequestCounter:
             if self.core is not None:
                 self._own.add(self.core.collect().requests)
                 self.core = None
+
+
+def _code_of(error: BaseException) -> str:
+    if not isinstance(error, Exception):
+        return "CANCELLED"  # asyncio cancels a request's task if the client disconnects
+    return error.code if isinstance(error, ServiceError) else ServiceError.code
 
 
 def _batch_rows() -> Rows:

@@ -226,7 +226,7 @@ class App:
         in_use, batches = self._registry.models_in_use, batcher.counts if batcher else Batches
         self._metrics = Metrics(self._registry.loaded, more, self._recent, batches, models=in_use, forget=forget)
         self._traffic = TrafficHistory(lambda: self._metrics.requests.read()[0])
-        self._failures = RecentFailures(lambda: self._metrics.requests.read()[1])
+        self._failures = RecentFailures(self._metrics.requests.failures)
         self._stop, self._stop_watching = asyncio.Event(), threading.Event()
         self._is_complete, self._is_forced = threading.Event(), False
         self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)

@@ -229,14 +229,16 @@ class Registry:
         """Returns the statuses of a model's versions, newest first.
 
         Raises:
-          ModelNotFound: the model has no versions; for a configured model the text says why.
-          VersionNotFound: the model has no such version.
+          ModelNotFound: there is no such model.
+          VersionNotFound: the model has no such version, or none; the text says why.
         """
         found = self.all_statuses(name)
         if version is None:
             if not found:
-                problem = self.noted_problem(name) if self.is_configured(name) else ""
-                raise ModelNotFound(f"Could not find any versions of model {name}" + (problem and f": {problem}"))
+                if not self.is_configured(name):
+                    raise ModelNotFound(f"Could not find any versions of model {name}")
+                problem = self.noted_problem(name)
+                raise VersionNotFound(f"Could not find any versions of model {name}" + (problem and f": {problem}"))
             return found
         found = [status for status in found if status.version == version]
         if not found:

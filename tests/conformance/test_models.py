@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -194,7 +195,8 @@ class Grpc:
         try:
             data = call(request.SerializeToString(), timeout=PATIENCE_S)
         except grpc.RpcError as error:
-            return error.code().name, error.details()
+            # Only gRPC's text ends with the names of the models.
+            return error.code().name, re.sub("; (models: .*|no model is served here)$", "", error.details())
         return message_class(f"tensorflow.serving.{response}").FromString(data)
 
 

@@ -167,6 +167,21 @@ def test_the_page_of_the_api_names_a_served_model_first_and_folds_versions(
         assert shown.count() > len(paths)
         assert seen.page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
         assert seen.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        seen.page.get_by_role("link", name="Console", exact=True).click()
+        seen.page.get_by_role("heading", name="Overview").wait_for()
+
+
+def test_a_phone_folds_what_nobody_asked_for(browser: Browser, server: ServerProcess) -> None:
+    with browsing.watched(browser, f"http://127.0.0.1:{server.http_port}", size="phone") as seen:
+        page = seen.open()
+        card = page.get_by_role("region", name="Model toy")
+        tables = page.get_by_role("region", name="Tables of toy")
+        card.get_by_text("AVAILABLE").first.wait_for()
+        settle(page)
+        assert not tables.is_visible()
+        card.get_by_role("heading", name="toy").click()
+        card.get_by_text("Tables: 2").click()
+        tables.get_by_role("link", name="user").wait_for()
 
 
 def test_the_policy_holds(console: Watched) -> None:
@@ -228,6 +243,31 @@ def test_a_row_is_found_by_id_and_by_key(console: Watched) -> None:
     page = console.open("tables?model=large&table=user&find=7")
     row.locator("h2", has_text="Row 7").wait_for()
     assert page.get_by_role("searchbox").input_value() == "7"
+
+
+def test_the_numbers_of_a_column_have_the_same_decimals(console: Watched) -> None:
+    page = console.open("tables?model=toy&table=user&id=1")
+    for region in ("Rows of the table", "Nearest rows by cosine"):
+        cells = page.get_by_role("region", name=region).locator("td.number:last-child")
+        cells.first.wait_for()
+        decimals = {len(text.partition(".")[2]) for text in cells.all_inner_texts()}
+        assert len(decimals) == 1, cells.all_inner_texts()
+        assert cells.first.evaluate("cell => getComputedStyle(cell).textAlign") == "right"
+        assert cells.first.evaluate("cell => getComputedStyle(cell).fontVariantNumeric") == "tabular-nums"
+
+
+def test_a_request_is_filled_in_by_the_labels_of_rows(console: Watched) -> None:
+    page = console.open("try?model=toy&signature=lookup")
+    form = page.get_by_role("form", name="Request")
+    tags = form.get_by_role("textbox", name=re.compile("^tags int64"))
+    form.locator("div", has=page.get_by_role("textbox", name="tags int64")).get_by_text("Find by label").click()
+    for label, text in (("green", "2"), ("blue", "2, 3")):
+        form.get_by_role("searchbox", name="Label, or key, of a row of “tag”").fill(label)
+        form.get_by_role("list", name="Rows found for tags").get_by_role("button").click()
+        browsing.wait_for(page, f"[...document.querySelectorAll('textarea')].some(one => one.value === {text!r})")
+        assert tags.input_value() == text
+    form.get_by_role("button", name="Send").click()
+    page.get_by_text(re.compile("200 from version")).wait_for()
 
 
 def test_pages_of_a_million_rows(console: Watched) -> None:
@@ -362,7 +402,7 @@ def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server:
         ("2", "gRPC Predict", "unknown model"),
         ("3", "HTTP lookup", "toy"),
     ]
-    assert cells[0][5].startswith("NOT_FOUND ") and cells[0][5].endswith("The models here: large, pair, spare, toy.")
+    assert cells[0][5].startswith("NOT_FOUND ") and cells[0][5].endswith("; models: large, pair, spare, toy")
     assert all(re.fullmatch(r"now|\d+ (s|min) ago", time) for one in cells for time in one[:2])
     assert all(re.fullmatch(r"[\w.:-]{6,64}", one[6]) for one in cells)
     # The table fits its box, with its last column.
@@ -395,7 +435,7 @@ def test_requests_that_reach_no_method_are_counted_once_and_listed(server: Serve
         ("POST", "/v1/models/toy/tables/none:neighbors", "toy", "NOT_FOUND", "neighbors"),
         ("GET", "/v1/models/toy:lookup", "toy", "INVALID_ARGUMENT", "lookup"),
         ("POST", "/v1/models/toy/tables/none:rows", "toy", "NOT_FOUND", "rows"),
-        ("GET", "/v2/models/toy/infer", "toy", "UNIMPLEMENTED", "infer"),
+        ("GET", "/v2/models/toy/infer", "toy", "INVALID_ARGUMENT", "infer"),
     )
     for number, (method, path, model, code, called) in enumerate(mistakes):
         before = failures()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,67 @@ def test_requests_of_both_wires_are_counted_under_tensorflow_servings_names(serv
     assert found["embedding_server_table_read_bytes_total"].value(**table) == 64
 
 
+def raw_answer(server: ServerProcess, data: bytes) -> bytes:
+    """Sends bytes to the HTTP port, and returns what comes back until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.http_port), timeout=60) as connection:
+        connection.sendall(data)
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+def test_each_request_is_counted_once(serve: Serve) -> None:
+    server = serve(admin_port="auto").ready()
+    rows = "/v1/models/default/tables/user:rows"
+    assert server.http.post(rows, json={"ids": [1, 2]}).status_code == 200
+    assert server.http.post(rows, json={"ids": [99]}).status_code == 400
+    assert server.http.get("/v1/models/default").status_code == 200
+    assert server.http.get("/v1/models/default/metadata").status_code == 200
+    assert server.http.get("/v1/models/default/versions/9").status_code == 404
+    upsert = f"http://127.0.0.1:{server.admin_port}/v1/models/default/tables/user:upsert"
+    assert server.http.post(upsert, json={"ids": [1], "rows": [[1, 2]]}).status_code == 400
+    bodies = (b"no gzip", {"Content-Encoding": "gzip"}), (b"x", {"Content-Encoding": "rot13"})
+    for body, headers in bodies:
+        assert server.http.post(LOOKUP, content=body, headers=headers).status_code == 400
+    with pytest.raises(grpc.RpcError) as caught:
+        server.channel.unary_unary("/tensorflow.serving.ModelService/GetModelStatus")(b"\x0a\x03\x0a\x01x", timeout=60)
+    assert caught.value.details().endswith("; models: default")  # type: ignore[attr-defined]
+    malformed = [
+        b"BREW coffee\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno header\r\n\r\n",
+        b"POST /v1/models/default:lookup HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ]
+    for data in malformed:
+        assert raw_answer(server, data).startswith(b"HTTP/1.1 400 "), data
+
+    found = scrape(server)
+    own = found["embedding_server_requests_total"]
+    # The kinds of requests, with the wire, the signature, the version and the code that each is counted with.
+    counted = {
+        (labels["api"], labels["signature"], labels["version"], labels["code"]): own.value(**labels)
+        for labels in own.labelled()
+    }
+    assert counted == {
+        ("http", "rows", "1", "OK"): 1,
+        ("http", "", "", "INVALID_ARGUMENT"): 3,
+    }
+    assert found["embedding_server_rows_total"].value(api="http", model="default", signature="rows", version=1) == 2
+    control = found["embedding_server_control_requests_total"]
+    assert {(one["api"], one["model"], one["code"]): control.value(**one) for one in control.labelled()} == {
+        ("http", "default", "OK"): 2,
+        ("http", "default", "NOT_FOUND"): 1,
+        ("http", "default", "FAILED_PRECONDITION"): 1,
+        ("grpc", "", "NOT_FOUND"): 1,
+    }
+    assert found["embedding_server_connections_dropped_total"].value(reason="malformed") == len(malformed)
+    status = server.http.get("/v1/statusz").json()
+    failed = {(one["model"], one["code"]): one["requests"] for one in status["recent_failures"]["counts"]}
+    assert failed == {
+        ("default", "INVALID_ARGUMENT"): 3,
+        ("default", "NOT_FOUND"): 1,
+        ("default", "FAILED_PRECONDITION"): 1,
+        ("", "NOT_FOUND"): 1,
+    }
+
+
 def test_strings_that_a_vocabulary_lacks_are_counted_by_table(serve: Serve) -> None:
     server = serve().ready()
     server.lookup({"tags": [["red", "?"], ["!"]]})
@@ -99,6 +161,7 @@ def test_strings_that_a_vocabulary_lacks_are_counted_by_table(serve: Serve) -> N
 def test_both_paths_give_one_text(serve: Serve) -> None:
     server = serve().ready()
     server.lookup({"user": [1]})
+    scrape(server)  # A scrape is a control request, and its own series comes with the next one.
     assert series(scrape(server, OWN)) == series(scrape(server, DEFAULT)) != set()
     assert "/metrics" in server.http.get("/openapi.json").json()["paths"]
 
@@ -160,6 +223,7 @@ def test_no_request_makes_a_series_of_its_own(serve: Serve) -> None:
             server.channel.unary_unary(f"/tensorflow.serving.PredictionService/M{number}")(b"", timeout=60)
 
     bother(0)
+    scrape(server)
     before = series(scrape(server))
     for number in range(1, 6):
         bother(number)

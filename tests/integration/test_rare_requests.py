@@ -98,7 +98,7 @@ OVER_GRPC: list[tuple[bytes, int, str]] = [
     (framed(USUAL + b"\x08\x01"), 0, ""),
     (framed(USUAL + USUAL), 0, ""),
     (framed(b"\x0a\x08\x0a\x06absent" + USUAL), 0, ""),
-    (framed(USUAL + b"\x0a\x08\x0a\x06absent"), 5, "Servable not found for request: Latest(absent)"),
+    (framed(USUAL + b"\x0a\x08\x0a\x06absent"), 5, "Servable not found for request: Latest(absent); models: toy"),
     (framed(USUAL + b"\x9c\x06"), 3, NOT_A_MESSAGE),
     (framed(USUAL + b"\x9b\x06"), 3, NOT_A_MESSAGE),
     (framed(b""), 3, "Missing ModelSpec"),

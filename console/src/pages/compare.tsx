@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { Overview, get, modelPath } from "../api";
 import { Params, address, setParams, useLoad } from "../hooks";
-import { Copied, Grid, Select, Status, Wrong, shown, wrongModel } from "../parts";
+import { Copied, Folded, Grid, Select, Status, Wrong, column, shown, wrongModel } from "../parts";
 
 interface Histogram {
   edges: number[];
@@ -73,6 +73,7 @@ function Bins({ label, histogram }: { label: string; histogram: Histogram }): JS
 
 function TableCard({ diff, model, to, limit }: { diff: TableDiff; model: string; to: string; limit: number }): JSX.Element {
   const { drift, neighbours } = diff;
+  const cosines = column(drift?.worst.map((row) => row.cosine) ?? []);
   return (
     <section class="card" aria-label={`Table ${diff.table}`}>
       <h2>{diff.table}</h2>
@@ -117,19 +118,21 @@ function TableCard({ diff, model, to, limit }: { diff: TableDiff; model: string;
       ))}
       {drift ? (
         <>
+          <Folded summary="Cosines and norms">
           <div class="columns">
             <Bins label={drift.is_aligned ? "Cosine of old and new row, after the best rotation" : "Cosine of old and new row"} histogram={drift.cosines} />
             <Bins label="New norm / old norm" histogram={drift.norm_ratios} />
           </div>
+          </Folded>
           {drift.worst.length ? (
             <Grid
               label={`Rows of ${diff.table} that changed most`}
-              rows={drift.worst}
+              rows={drift.worst.map((row, at) => ({ ...row, cosine: cosines[at] }))}
               columns={[
                 { name: "row", cell: (row) => <a href={address("tables", { model, version: to, table: diff.table, id: String(row.new_id) })}>{row.name}</a> },
                 { name: "old id", isNumber: true, cell: (row) => row.old_id },
                 { name: "new id", isNumber: true, cell: (row) => row.new_id },
-                { name: "cosine", isNumber: true, cell: (row) => shown(row.cosine) },
+                { name: "cosine", isNumber: true, cell: (row) => row.cosine },
               ]}
             />
           ) : null}

@@ -3,14 +3,16 @@ import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import { Change, Model, Overview, get, nowS } from "../api";
 import { address, readAddress, useLoad } from "../hooks";
-import { Ago, Badge, Grid, Problem, READS, UNKNOWN_MODEL, ago, bytes, duration, modelName, shown, time } from "../parts";
+import { Ago, Badge, Column, Folded, Grid, IS_PHONE, Problem, READS, UNKNOWN_MODEL, ago, bytes, duration, modelName, shown, time } from "../parts";
 import { Noted, Setting, Statusz, VersionStatus } from "../statusz";
 
 // Width of the time line; it is scaled to its card, and its letters with it.
-const WIDTH = innerWidth > 600 ? 600 : 320;
+const WIDTH = IS_PHONE ? 320 : 600;
 const ROW = 22;
 const SHOWN_VERSIONS = 8;
 const SHOWN_FAILURES = 10;
+const SHOWN_ERRORS = IS_PHONE ? 2 : 10;
+const SHOWN_STATES = IS_PHONE ? 1 : 5;
 
 /** Draws when the versions of a model were loading, available, or ended. */
 function TimeLine({ model, nowS }: { model: Model; nowS: number }): JSX.Element | null {
@@ -68,6 +70,8 @@ function ModelCard(props: {
   details: VersionStatus[];
   nowS: number;
   hasLinks: boolean;
+  /** A phone shows the card's body when it is asked for. */
+  isFolded: boolean;
 }): JSX.Element {
   const { model, problem, details } = props;
   const labels = (version: number): string =>
@@ -79,12 +83,13 @@ function ModelCard(props: {
   const tables = details.flatMap((one) => (one.tables ?? []).map((table) => ({ ...table, version: one.version })));
   const isSampled = tables.some((one) => one.reads !== null);
   const notRun = details.flatMap((one) => Object.entries(one.not_run ?? {}).map(([name, reason]) => ({ version: one.version, name, reason })));
-  return (
-    <section class="card" aria-label={`Model ${model.name}`}>
-      <h2>{model.name}</h2>
+  const newest = model.versions[0];
+  const body = (
+    <>
       {problem ? <p class="problem">{problem}</p> : null}
-      <Grid
+      <More
         label={`Versions of ${model.name}`}
+        most={SHOWN_STATES}
         rows={model.versions}
         columns={[
           { name: "version", isNumber: true, cell: (one) => one.version },
@@ -131,8 +136,13 @@ function ModelCard(props: {
           />
         </details>
       ) : null}
-      <TimeLine model={model} nowS={props.nowS} />
+      {model.history.length ? (
+        <Folded summary="States of the versions over time">
+          <TimeLine model={model} nowS={props.nowS} />
+        </Folded>
+      ) : null}
       {tables.length ? (
+        <Folded summary={`Tables: ${tables.length}`}>
         <Grid
           label={`Tables of ${model.name}`}
           rows={tables}
@@ -162,8 +172,43 @@ function ModelCard(props: {
             },
           ]}
         />
+        </Folded>
       ) : null}
+    </>
+  );
+  return (
+    <section class="card" aria-label={`Model ${model.name}`}>
+      {IS_PHONE && props.isFolded ? (
+        <details open={problem !== ""}>
+          <summary>
+            <h2>{model.name}</h2>
+            {newest ? <>{newest.version} <Badge state={newest.state} isBad={newest.code !== "OK"} /></> : null}
+          </summary>
+          {body}
+        </details>
+      ) : (
+        <>
+          <h2>{model.name}</h2>
+          {body}
+        </>
+      )}
     </section>
+  );
+}
+
+/** A table whose later rows are folded. */
+function More<T>({ most, ...grid }: { label: string; columns: Column<T>[]; rows: T[]; most: number }): JSX.Element {
+  const rest = grid.rows.slice(most);
+  return (
+    <>
+      <Grid {...grid} rows={grid.rows.slice(0, most)} />
+      {rest.length ? (
+        <details>
+          <summary>{rest.length} more</summary>
+          <Grid {...grid} label={`${grid.label}, further ones`} rows={rest} />
+        </details>
+      ) : null}
+    </>
   );
 }
 
@@ -200,7 +245,7 @@ function Message({ one, models }: { one: Noted; models: string[] }): JSX.Element
     <>
       {one.message}
       {one.message.length < MAX_MESSAGE ? "" : " …"}
-      {one.code === "NOT_FOUND" && !one.model && one.message.startsWith("Servable") ? <span class="faint"> The models here: {models.join(", ") || "none"}.</span> : null}
+      {one.code === "NOT_FOUND" && !one.model && one.message.startsWith("Servable") && !one.message.includes("; models: ") ? <span class="faint"> The models here: {models.join(", ") || "none"}.</span> : null}
     </>
   );
 }
@@ -228,15 +273,17 @@ function Failures({ statusz, models }: { statusz: Statusz; models: string[] }): 
         </a>{" "}
         say which and why.
       </p>
-      <Grid
-        label={`Requests that failed ${since}`}
-        rows={counts.slice(0, SHOWN_FAILURES)}
-        columns={[
-          { name: "model", cell: (one) => modelName(one.model) },
-          { name: "code", cell: (one) => one.code },
-          { name: "failed requests", isNumber: true, cell: (one) => shown(one.requests) },
-        ]}
-      />
+      <Folded summary="By model and code">
+        <Grid
+          label={`Requests that failed ${since}`}
+          rows={counts.slice(0, SHOWN_FAILURES)}
+          columns={[
+            { name: "model", cell: (one) => modelName(one.model) },
+            { name: "code", cell: (one) => one.code },
+            { name: "failed requests", isNumber: true, cell: (one) => shown(one.requests) },
+          ]}
+        />
+      </Folded>
       <ul aria-label="What failed most">
         {often.map((one) => (
           <li key={one.request_id}>
@@ -420,6 +467,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
           details={data?.models[model.name]?.versions ?? []}
           nowS={nowS()}
           hasLinks={hasLinks}
+          isFolded={overview.models.length > 1}
         />
       ))}
       <Problem error={statusz.error} />
@@ -439,8 +487,9 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
                     ? `The log has no lines on clients' mistakes, because of --log_level=${String(data.settings["log_level"]?.value)}.`
                     : "The server's log, on its standard error, has a line with the request id for each, unless there are more than 20 a second."}
                 </p>
-                <Grid
+                <More
                   label="Failed requests"
+                  most={SHOWN_ERRORS}
                   rows={grouped(data.last_errors)}
                   columns={[
                     { name: "last at", cell: (one) => <Ago atS={one.at_s} /> },

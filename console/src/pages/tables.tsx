@@ -3,17 +3,17 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Hot, Overview, Page, Refusal, get, tablePath } from "../api";
 import { Loaded, Params, address, setParams, useLoad } from "../hooks";
-import { Choice, Grid, READS, Status, TableChoice, hotNote, rowColumns, rowParams, shown, useTables } from "../parts";
+import { Choice, Grid, IS_PHONE, READS, Status, TableChoice, column, hotNote, rowColumns, rowParams, shown, useTables } from "../parts";
 import { RowPanel } from "../row";
 
 // A phone shows a row of a table as a block of lines.
-const PAGE_ROWS = innerWidth > 600 ? 50 : 20;
-const HOT_ROWS = innerWidth > 600 ? 20 : 5;
+const PAGE_ROWS = IS_PHONE ? 20 : 50;
+const HOT_ROWS = IS_PHONE ? 5 : 20;
 const FOUND_ROWS = 20;
 
 interface NamedRow {
   id: number;
-  norm: number | null;
+  norm: string;
   key: string | number | null | undefined;
   label: string | null;
 }
@@ -34,10 +34,10 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
           <Grid
             label="Rows of the table"
             isChosen={(row) => String(row.id) === params["id"]}
-            rows={page.norms.map((norm, at) => ({ id: start + at, norm, key: page.keys[at], label: page.labels[at] ?? null }))}
+            rows={column(page.norms).map((norm, at) => ({ id: start + at, norm, key: page.keys[at], label: page.labels[at] ?? null }))}
             columns={[
               ...rowColumns<NamedRow>(choice, { start: String(start) }).slice(0, page.keys.length || page.labels.length ? 2 : 1),
-              { name: "norm", isNumber: true, cell: (row) => shown(row.norm) },
+              { name: "norm", isNumber: true, cell: (row) => row.norm },
             ]}
           />
           <div class="fields">
@@ -64,6 +64,8 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
 function HotRows({ choice, id }: { choice: Choice; id: string }): JSX.Element {
   const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", `:hot?k=${HOT_ROWS}`);
   const loaded = useLoad(path, (signal) => get<Hot>(path, signal));
+  const rows = loaded.data?.rows ?? [];
+  const shares = column(rows.map((row) => row.share * 100), 3);
   const isUnsampled = loaded.error instanceof Refusal && loaded.error.status === 501;
   return (
     <section class="card" aria-label="Hot rows">
@@ -76,12 +78,12 @@ function HotRows({ choice, id }: { choice: Choice; id: string }): JSX.Element {
       ) : null}
       <Grid
         label="Rows that are read most"
-        rows={loaded.data?.rows ?? []}
+        rows={rows.map((row, at) => ({ ...row, percent: shares[at] }))}
         isChosen={(row) => String(row.id) === id}
         columns={[
-          ...rowColumns<Hot["rows"][number]>(choice),
+          ...rowColumns<Hot["rows"][number] & { percent: string | undefined }>(choice),
           { name: "reads", tip: READS, isNumber: true, cell: (row) => shown(row.lookups) },
-          { name: "share", isNumber: true, cell: (row) => `${shown(row.share * 100, 3)} %` },
+          { name: "share", isNumber: true, cell: (row) => `${row.percent} %` },
         ]}
       />
     </section>

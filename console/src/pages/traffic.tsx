@@ -4,13 +4,13 @@ import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { Hot, Overview, Refusal, get, tablePath } from "../api";
 import { Params, address, useLoad } from "../hooks";
-import { Ago, Grid, READS, Status, TableChoice, UNKNOWN_MODEL, duration, hotNote, modelName, rowColumns, shown, time, useTables } from "../parts";
+import { Ago, Grid, IS_PHONE, READS, Status, TableChoice, UNKNOWN_MODEL, column, duration, hotNote, modelName, rowColumns, shown, time, useTables } from "../parts";
 import { GROUP_COLORS } from "../points";
 import { Statusz } from "../statusz";
 
 const POLL_MS = 2000;
 const HISTORY_MS = 5000;
-const HOT_ROWS = innerWidth > 600 ? 20 : 5;
+const HOT_ROWS = IS_PHONE ? 5 : 20;
 // More rows are read than shown, so that a row that comes into the list has an earlier reading.
 const READ_ROWS = 200;
 // The rates of hot rows are means of this time: a rate of a shorter one would jump, because reads are sampled.
@@ -136,11 +136,48 @@ function requests(history: History, rates: number[], seconds = Infinity): number
   }, 0);
 }
 
-/** Returns the newest latency of the last five minutes; "–" if no request was answered in them. */
-function newest(history: History, latencies: Values): string {
+/** Returns the newest latency of the last five minutes; undefined if no request was answered in them. */
+function newest(history: History, latencies: Values): number | null | undefined {
   const fromS = (history.at_s.at(-1) ?? 0) - 5 * MINUTE_S;
-  const found = latencies.filter((value, at) => value !== null && (history.at_s[at] ?? 0) >= fromS).at(-1);
-  return found == null ? "–" : shown(found, 3);
+  return latencies.filter((value, at) => value !== null && (history.at_s[at] ?? 0) >= fromS).at(-1);
+}
+
+/** One line of the table of models. */
+interface ModelRow {
+  name: string;
+  failed1: number;
+  failed5: number;
+  answered: number;
+  failed: number;
+  perSecond: string;
+  perSecond5: string;
+  share: string;
+  p50: string;
+  p99: string;
+}
+
+/** Makes the lines of the table of models, the numbers of each column alike. */
+function rowsOf(history: History): ModelRow[] {
+  const all = Object.entries(history.models).map(([name, rates]) => {
+    const count = (of: "successes_per_s" | "failures_per_s", seconds?: number): number => requests(history, rates[of], seconds);
+    return { name, rates, count, answered: Math.round(count("successes_per_s")), failed: Math.round(count("failures_per_s")) };
+  });
+  const perSecond = (seconds: number): string[] => column(all.map((one) => one.count("successes_per_s", seconds) / seconds), 3);
+  const latencies = (of: "p50_ms" | "p99_ms"): string[] => column(all.map((one) => newest(history, one.rates[of])), 3, "–");
+  const [minute, minutes, p50, p99] = [perSecond(MINUTE_S), perSecond(5 * MINUTE_S), latencies("p50_ms"), latencies("p99_ms")];
+  const shares = column(all.map(({ answered, failed }) => (answered + failed ? (failed / (answered + failed)) * 100 : null)), 3, "–");
+  return all.map(({ name, count, answered, failed }, at) => ({
+    name,
+    answered,
+    failed,
+    failed1: Math.round(count("failures_per_s", MINUTE_S)),
+    failed5: Math.round(count("failures_per_s", 5 * MINUTE_S)),
+    perSecond: minute[at] ?? "",
+    perSecond5: minutes[at] ?? "",
+    share: shares[at] === "–" ? "–" : `${shares[at]} %`,
+    p50: p50[at] ?? "",
+    p99: p99[at] ?? "",
+  }));
 }
 
 /** A reading of the hot rows. */
@@ -184,7 +221,9 @@ function HotIds({ overview, params }: { overview: Overview; params: Params }): J
   );
   const found = loadedHot.data;
   const isUnsampled = loadedHot.error instanceof Refusal && loadedHot.error.status === 501;
-  const rows = found?.hot.rows.slice(0, HOT_ROWS).map((row) => ({ ...row, rate: perSecond(found, row) })) ?? [];
+  const hot = found?.hot.rows.slice(0, HOT_ROWS) ?? [];
+  const shares = column(hot.map((row) => row.share * 100), 3);
+  const rows = hot.map((row, at) => ({ ...row, percent: shares[at], rate: found ? perSecond(found, row) : null }));
   const spanMs = found ? (found.readings.at(-1)?.atMs ?? 0) - (found.readings[0]?.atMs ?? 0) : 0;
   return (
     <section class="card" aria-label="Hot rows">
@@ -201,7 +240,7 @@ function HotIds({ overview, params }: { overview: Overview; params: Params }): J
               ...rowColumns<(typeof rows)[number]>(choice),
               { name: "reads/s", isNumber: true, cell: (row) => (row.rate === null ? "…" : shown(row.rate, 3)) },
               { name: "reads", tip: READS, isNumber: true, cell: (row) => shown(row.lookups) },
-              { name: "share", isNumber: true, cell: (row) => `${shown(row.share * 100, 3)} %` },
+              { name: "share", isNumber: true, cell: (row) => `${row.percent} %` },
             ]}
           />
           <p class="faint">
@@ -231,6 +270,7 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
   const statusz = useLoad(undecided, async (signal) => (undecided ? get<Statusz>("/v1/statusz", signal) : undefined));
   const hotParams = undecided ? { ...params, ...busiest(statusz.data, params["model"] ?? "") } : params;
   const names = Object.keys(history?.models ?? {});
+  const told = history ? rowsOf(history) : [];
   for (const { name } of overview.models) if (!colorOf.has(name)) colorOf.set(name, MODEL_COLORS[colorOf.size % MODEL_COLORS.length] ?? "");
   return (
     <>
@@ -259,21 +299,18 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
             <h2>Requests by model</h2>
             <Grid
               label="Rate, failures and latency by model"
-              rows={Object.entries(history.models).map(([name, rates]) => {
-                const count = (of: "successes_per_s" | "failures_per_s", seconds?: number): number => requests(history, rates[of], seconds);
-                return { name, rates, count, all: count("successes_per_s") + count("failures_per_s") };
-              })}
+              rows={told}
               columns={[
                 { name: "model", cell: (one) => modelName(one.name) },
-                { name: "answered/s, 1 min", isNumber: true, cell: (one) => shown(one.count("successes_per_s", MINUTE_S) / MINUTE_S, 3) },
-                { name: "answered/s, 5 min", isNumber: true, cell: (one) => shown(one.count("successes_per_s", 5 * MINUTE_S) / (5 * MINUTE_S), 3) },
-                { name: "failed, 1 min", isNumber: true, cell: (one) => shown(Math.round(one.count("failures_per_s", MINUTE_S))) },
-                { name: "failed, 5 min", isNumber: true, cell: (one) => shown(Math.round(one.count("failures_per_s", 5 * MINUTE_S))) },
-                { name: "answered", tip: "since the server's start", isNumber: true, cell: (one) => shown(Math.round(one.count("successes_per_s"))) },
-                { name: "failed", tip: "since the server's start", isNumber: true, cell: (one) => shown(Math.round(one.count("failures_per_s"))) },
-                { name: "failed share", isNumber: true, cell: (one) => (one.all ? `${shown((one.count("failures_per_s") / one.all) * 100, 3)} %` : "–") },
-                { name: "p50 (ms)", isNumber: true, cell: (one) => newest(history, one.rates.p50_ms) },
-                { name: "p99 (ms)", isNumber: true, cell: (one) => newest(history, one.rates.p99_ms) },
+                { name: "answered/s, 1 min", isNumber: true, cell: (one) => one.perSecond },
+                { name: "answered/s, 5 min", isNumber: true, cell: (one) => one.perSecond5 },
+                { name: "failed, 1 min", isNumber: true, cell: (one) => shown(one.failed1) },
+                { name: "failed, 5 min", isNumber: true, cell: (one) => shown(one.failed5) },
+                { name: "answered", tip: "since the server's start", isNumber: true, cell: (one) => shown(one.answered) },
+                { name: "failed", tip: "since the server's start", isNumber: true, cell: (one) => shown(one.failed) },
+                { name: "failed share", isNumber: true, cell: (one) => one.share },
+                { name: "p50 (ms)", isNumber: true, cell: (one) => one.p50 },
+                { name: "p99 (ms)", isNumber: true, cell: (one) => one.p99 },
               ]}
             />
             <p class="faint">

@@ -1,7 +1,7 @@
 // Try a lookup or a predict: a form of the signature, and the same request as a program.
 import type { JSX } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { BASE, Model, Session, get, modelPath, send } from "../api";
+import { BASE, Overview, Row, Session, Table, get, modelPath, send, tablePath } from "../api";
 import { Params, address, setParams, useLoad } from "../hooks";
 import { Copied, Select, Status, Wrong, wrongModel } from "../parts";
 import { Field, Metadata, Method, bodyOf, fieldsOf, hintOf, isExamples, programs } from "../signature";
@@ -33,7 +33,70 @@ function example(field: Field): string {
   return "1";
 }
 
-function Form(props: { model: string; version: string; name: string; fields: Field[]; session: Session; kind: string }): JSX.Element {
+interface FoundRow {
+  id: number;
+  label: string | null;
+  by: string;
+}
+
+const FOUND_ROWS = 6;
+// A search begins when nobody has typed for so long.
+const TYPED_MS = 300;
+
+/** Finds rows of a feature's table by their labels; gives the id of the chosen row, or its key where the field takes keys. */
+function Finder(props: { model: string; version: string; table: string; field: Field; onFound: (value: string) => void }): JSX.Element {
+  const { model, version, table, field } = props;
+  const [typed, setTyped] = useState("");
+  const [text, setText] = useState("");
+  useEffect(() => {
+    const timer = window.setTimeout(() => setText(typed.trim()), TYPED_MS);
+    return () => window.clearTimeout(timer);
+  }, [typed]);
+  const path = text ? tablePath(model, version, table, `:find?${new URLSearchParams({ text, count: String(FOUND_ROWS) })}`) : "";
+  const found = useLoad(path, async (signal) => {
+    const rows = path ? (await get<{ rows: FoundRow[] }>(path, signal)).rows : [];
+    // A key that the vocabulary lacks finds the row that stands for all such keys.
+    return rows.filter((row) => !row.by.startsWith("unknown"));
+  });
+  const choose = async (row: FoundRow): Promise<void> => {
+    let value = String(row.id);
+    if (field.dtype === "DT_STRING") {
+      const { keys } = await get<Row>(tablePath(model, version, table, `:row?id=${row.id}`));
+      value = String(keys[field.name] ?? Object.values(keys)[0] ?? "");
+    }
+    setTyped("");
+    setText("");
+    props.onFound(value);
+  };
+  return (
+    <details>
+      <summary>Find by label</summary>
+      <label class="field">
+        <span>Label, or key, of a row of “{table}”</span>
+        <input type="search" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} onKeyDown={(event) => event.key === "Enter" && event.preventDefault()} />
+      </label>
+      {path ? <Status of={found} what="rows" /> : null}
+      {path && found.data && !found.data.length ? <p class="faint">No row has it in its label, or as its key.</p> : null}
+      <ul class="plain" aria-label={`Rows found for ${field.name}`}>
+        {found.data?.map((row) => (
+          <li key={row.id}>
+            <button type="button" onClick={() => void choose(row)}>
+              {row.label ?? `row ${row.id}`}
+            </button>
+          </li>
+        ))}
+      </ul>
+    </details>
+  );
+}
+
+/** Returns a field's text with one more value. */
+function withValue(old: string, field: Field, value: string): string {
+  const kept = old.trim() === example(field) ? "" : old.trim();
+  return kept ? `${kept}, ${value}` : value;
+}
+
+function Form(props: { model: string; version: string; name: string; fields: Field[]; tables: Table[]; session: Session; kind: string }): JSX.Element {
   const { fields, name } = props;
   const [method, setMethod] = useState<Method>(name.startsWith("lookup") ? "lookup" : "predict");
   const [texts, setTexts] = useState<Record<string, string>>({});
@@ -88,8 +151,11 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
             forget();
           }}
         />
-        {fields.map((field) => (
-          <label key={field.name} class="field">
+        {fields.map((field) => {
+          const table = props.tables.find((one) => one.features.includes(field.name));
+          return (
+          <div key={field.name}>
+          <label class="field">
             <span>
               {field.name} <small>{hintOf(field)}</small>
             </span>
@@ -104,14 +170,28 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
               }}
             />
           </label>
-        ))}
+          {table ? (
+            <Finder
+              model={props.model}
+              version={props.version}
+              table={table.name}
+              field={field}
+              onFound={(value) => {
+                setTexts((old) => ({ ...old, [field.name]: withValue(old[field.name] ?? "", field, value) }));
+                forget();
+              }}
+            />
+          ) : null}
+          </div>
+          );
+        })}
         {fault ? (
           <p class="problem" role="alert">
             {fault}
           </p>
         ) : null}
         <p class="faint">
-          {isEmpty ? "Fill in a field. " : ""}The ids of rows, by their labels, are on the page <a href={address("tables", { model: props.model })}>Tables</a>.
+          {isEmpty ? "Fill in a field. " : ""}The page <a href={address("tables", { model: props.model })}>Tables</a> shows all rows.
         </p>
         <button class="main" disabled={isBusy || isEmpty || fault !== ""}>
           Send
@@ -151,7 +231,9 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
   );
 }
 
-export function Try({ models, params, session }: { models: Model[]; params: Params; session: Session }): JSX.Element {
+export function Try({ overview, params, session }: { overview: Overview; params: Params; session: Session }): JSX.Element {
+  const models = overview.models;
+  const mayFind = overview.methods.includes("find");
   const model = models.find((one) => one.name === params["model"]) ?? models[0];
   const name = model?.name ?? "";
   const available = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => String(one.version)) ?? [];
@@ -165,6 +247,9 @@ export function Try({ models, params, session }: { models: Model[]; params: Para
   const statusz = useLoad(`statusz ${name}/${version}`, async (signal) => (seesAll ? get<Statusz>("/v1/statusz", signal) : undefined));
   const served = statusz.data?.models[name]?.versions.find((one) => String(one.version) === loaded.data?.model_spec.version);
   const runs = (one: string): boolean => !served || one in (served.signatures ?? {}) && !(one in (served.not_run ?? {}));
+  const tables = useLoad(`tables ${name}/${version || (available[0] ?? "")}`, async (signal) =>
+    name && mayFind ? (await get<{ tables: Table[] }>(`${modelPath(name, version)}/tables`, signal)).tables : [],
+  );
   const asked = params["signature"] ?? "";
   const chosen = names.includes(asked) ? asked : (["serving_default", ...names].find((one) => names.includes(one) && runs(one)) ?? names[0] ?? "");
   const wrong = wrongModel(models, params) || (asked && loaded.data && asked !== chosen ? `${name} has no signature “${asked}”.` : "");
@@ -192,7 +277,7 @@ export function Try({ models, params, session }: { models: Model[]; params: Para
         />
       </div>
       <Status of={loaded} what="signatures" />
-      {chosen && !statusz.isLoading ? <Form model={name} version={version} name={chosen} fields={fields} session={session} kind={served?.signatures?.[chosen] ?? ""} /> : null}
+      {chosen && !statusz.isLoading ? <Form model={name} version={version} name={chosen} fields={fields} tables={tables.data ?? []} session={session} kind={served?.signatures?.[chosen] ?? ""} /> : null}
     </>
   );
 }

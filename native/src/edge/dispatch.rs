@@ -35,6 +35,10 @@ pub enum Method {
     Infer,
     /// HTTP: `/v1/models/{model}/tables/{table}:rows`.
     Rows,
+    /// gRPC: a method that the core forwards.
+    OtherGrpc,
+    /// HTTP: a path that the core forwards.
+    OtherHttp,
 }
 
 impl Method {
@@ -80,12 +84,13 @@ impl Method {
             | Method::HttpRegress
             | Method::Lookup
             | Method::Infer
-            | Method::Rows => "http",
+            | Method::Rows
+            | Method::OtherHttp => "http",
             _ => "grpc",
         }
     }
 
-    /// Returns the name that the metrics use for the method.
+    /// Returns the name that the metrics use for the method; "" for one that the core forwards.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -100,6 +105,7 @@ impl Method {
             Method::Lookup => "lookup",
             Method::Infer => "infer",
             Method::Rows => "rows",
+            Method::OtherGrpc | Method::OtherHttp => "",
         }
     }
 }
@@ -191,10 +197,8 @@ impl RareTarget {
     /// API method of [`Target`].
     #[must_use]
     pub fn of_path(http_method: &str, path: &str) -> Option<(Method, Result<Self, BoxedFault>)> {
-        // Names with an encoded "/" or ":" are decoded last.
-        let lower = path.to_ascii_lowercase();
-        let is_encoded = lower.contains("%2f") || lower.contains("%3a");
-        let decoded = if is_encoded { path.into() } else { percent_decode_str(path).decode_utf8_lossy() };
+        let is_encoded = hides_separators(path);
+        let decoded = decoded(path);
         let name = |text: &str| {
             if is_encoded { percent_decode_str(text).decode_utf8_lossy().into_owned() } else { text.to_owned() }
         };
@@ -240,6 +244,41 @@ impl RareTarget {
         let found = |version| RareTarget { method, model: name(model), version, table: table.to_owned() };
         Some((method, version.map(found)))
     }
+}
+
+/// Says whether a path has a "/" or ":" that is encoded, and so belongs to a name.
+fn hides_separators(path: &str) -> bool {
+    path.contains('%') && {
+        let lower = path.to_ascii_lowercase();
+        lower.contains("%2f") || lower.contains("%3a")
+    }
+}
+
+/// Returns a path without percent-encoding; but a path with an encoded "/" or ":" as it is, because its names are decoded
+/// last.
+#[must_use]
+pub fn decoded(path: &str) -> Cow<'_, str> {
+    if hides_separators(path) { path.into() } else { percent_decode_str(path).decode_utf8_lossy() }
+}
+
+/// Returns the name of the model in a path, in any spelling that [`RareTarget::of_path`] reads; "" if the path names none.
+#[must_use]
+pub fn named_model(path: &str) -> Cow<'_, str> {
+    fn named(path: &str) -> Option<&str> {
+        let rest = path.strip_prefix("/v1/models/").or_else(|| path.strip_prefix("/v2/models/"))?;
+        rest.split(['/', ':']).next()
+    }
+    if !path.contains('%')
+        && let Some(name) = named(path)
+    {
+        return name.into();
+    }
+    let usual = lowered(&decoded(path));
+    let name = named(&usual).unwrap_or_default();
+    if hides_separators(path) {
+        return percent_decode_str(name).decode_utf8_lossy().into_owned().into();
+    }
+    name.to_owned().into()
 }
 
 /// Parses the rest of an Open Inference path behind `/v2/models/`.
@@ -442,6 +481,23 @@ mod tests {
         ] {
             assert_eq!(rare_parts(path), (model.to_owned(), version.to_owned(), table.to_owned()), "{path}");
         }
+    }
+
+    #[test]
+    fn a_path_names_its_model_in_any_spelling() {
+        for (path, model) in [
+            ("/v1/models/m/tables/t:neighbors", "m"),
+            ("/v2/models/m/ready", "m"),
+            ("/V1/Models/M:predict", "M"),
+            ("/v1/models/%6D/tables/t%3aneighbors", "m"),
+            ("/v1/models/a%2Fb/tables/t:neighbors", "a/b"),
+            ("/v1/statusz", ""),
+            ("/", ""),
+        ] {
+            assert_eq!(named_model(path), model, "{path}");
+        }
+        assert_eq!(decoded("/v1/models/m/tables/t:%6Eeighbors"), "/v1/models/m/tables/t:neighbors");
+        assert_eq!(decoded("/v1/models/m/tables/t%3Aneighbors"), "/v1/models/m/tables/t%3Aneighbors");
     }
 
     #[test]

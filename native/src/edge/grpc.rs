@@ -14,10 +14,11 @@ use super::connection::{Connection, PendingCall};
 use super::dispatch::Method;
 use super::encoding::{Accepted, Coding};
 use super::grpc_call::{Incoming, Plain, Reply, is_serving, refuse, refuse_fault, send, send_serving};
-use super::grpc_message::{self, Payload};
+use super::grpc_message::{self, Code, Payload, Status};
 use super::grpc_task::{declined_small, serve_call};
 use super::health;
 use super::inflating;
+use super::refusals;
 use super::request_id;
 use super::shared::{Failed, Shared};
 use crate::admission::limits::INLINE_BYTES;
@@ -36,15 +37,16 @@ pub fn begin(
     let (mut head, mut body) = request.into_parts();
     if let Some(status) = not_grpc(&head) {
         if body.is_end_stream() {
-            refuse_http(status, respond);
+            refuse_http(shared, status, respond);
             return None;
         }
         // Before the task refuses a request that is not gRPC, it reads the body to its end, so that h2 still reports a
         // protocol error in the body.
+        let shared = Arc::clone(shared);
         let stall = shared.limits.stall_timeout;
         return Some(Box::pin(async move {
             if let Ok(Some(())) = tokio::time::timeout(stall, drop_body(&mut body)).await {
-                refuse_http(status, respond);
+                refuse_http(&shared, status, respond);
             }
         }));
     }
@@ -138,7 +140,10 @@ async fn drop_body(body: &mut RecvStream) -> Option<()> {
     body.trailers().await.ok().map(|_| ())
 }
 
-fn refuse_http(status: StatusCode, mut respond: SendResponse<Payload>) {
+fn refuse_http(shared: &Shared, status: StatusCode, mut respond: SendResponse<Payload>) {
+    const TEXT: &str = "This port serves gRPC.";
+    let counted = Status { code: Code::InvalidArgument, text: TEXT.into(), may_retry: false };
+    refusals::count_status(shared, Method::OtherGrpc, "", &counted, &shared.ids.make());
     let mut head = Response::new(());
     *head.status_mut() = status;
     let headers = head.headers_mut();
@@ -147,7 +152,7 @@ fn refuse_http(status: StatusCode, mut respond: SendResponse<Payload>) {
         headers.insert(ALLOW, HeaderValue::from_static("POST"));
     }
     if let Ok(mut stream) = respond.send_response(head, false) {
-        let _ = stream.send_data(Bytes::from_static(b"This port serves gRPC.").into(), true);
+        let _ = stream.send_data(Bytes::from_static(TEXT.as_bytes()).into(), true);
     }
 }
 

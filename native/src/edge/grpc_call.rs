@@ -78,6 +78,11 @@ impl Incoming {
         }
     }
 
+    /// Returns the method under which the call is counted.
+    pub fn method(&self) -> Method {
+        Method::of_path(self.head.uri.path()).unwrap_or(Method::OtherGrpc)
+    }
+
     /// Counts the call's headers, if they are large, against the limits on the headers of open calls.
     ///
     /// # Errors
@@ -141,6 +146,7 @@ impl Incoming {
 pub fn refuse(incoming: &Incoming, mut respond: SendResponse<Payload>, status: &Status) {
     let id = incoming.shared.ids.of_http(&incoming.head.headers);
     note_refusal(&incoming.connection, status);
+    refusals::count_unlimited(&incoming.shared, incoming.method(), status, id.to_str().unwrap_or_default());
     let _ = respond.send_response(status.head(id.to_str().ok()), true);
 }
 
@@ -159,6 +165,7 @@ pub fn refuse_fault(shared: &Shared, method: Method, head: &Parts, fault: &Fault
 pub fn refuse_empty(incoming: &Incoming, mut respond: SendResponse<Payload>) {
     let id = incoming.shared.ids.of_http(&incoming.head.headers);
     let status = unimplemented("The method takes exactly one request message, and the client sent none.");
+    refusals::count_unlimited(&incoming.shared, incoming.method(), &status, id.to_str().unwrap_or_default());
     if let Ok(mut stream) = respond.send_response(grpc_message::head(None, None), false)
         && stream.send_data(Bytes::new().into(), false).is_ok()
     {
@@ -198,7 +205,7 @@ pub fn send(
         Reply::Answer(Made { answered, body, debt, took }) => {
             shared.statistics.succeeded(plain.method, &answered, took, || id(plain));
             if let Some(traced) = &plain.traced {
-                let run = RunRecord::of(plain.method, &answered);
+                let run = RunRecord::of(&answered);
                 shared.records.trace(span(head, traced, own_id(head, plain), run, None));
             }
             connection.note_handed(body.len());
@@ -216,17 +223,27 @@ pub fn send(
             return;
         }
         Reply::Refusal(status) => {
-            note_refusal(connection, &status);
-            (id(plain), status)
-        }
-        Reply::Fault(fault) => {
             let id = id(plain);
+            note_refusal(connection, &status);
+            refusals::count_unlimited(shared, plain.method, &status, &id);
+            (id, status)
+        }
+        Reply::Fault(mut fault) => {
+            let id = id(plain);
+            // The fault of a model that is served, and that the caller may see, names the model.
+            if fault.code == Code::NotFound && fault.subject.model.is_empty() {
+                let told = faults::models(shared.models_of(&plain.terms));
+                if fault.text.len() + told.len() <= refusals::MAX_GRPC_BYTES {
+                    fault.text += &told;
+                }
+            }
             let status = refusals::of_grpc(shared, plain.method, &fault, &id);
             (id, status)
         }
         Reply::Panic => {
             let id = id(plain);
             let status = shared::internal_error(&id);
+            refusals::count_unlimited(shared, plain.method, &status, &id);
             (id, status)
         }
     };

@@ -19,6 +19,7 @@ use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::grpc_metadata;
 use super::health;
 use super::inflating;
+use super::refusals;
 use super::shared::{self, Shared};
 use crate::admission::fair_queue::{Refusal, address_of};
 use crate::admission::gate::Lane;
@@ -128,10 +129,13 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
         shared.statistics.waited(&model, permit.waited);
     }
     shared.statistics.count(Event::ForwardedGrpc);
+    let method = incoming.method();
+    let id = shared.ids.of_http(&incoming.head.headers);
     shared.mark(&mut incoming.head.headers, &incoming.connection);
     let is_served = shared.grpc_upstream.forward(incoming.head, incoming.body, begun, respond, permit, LOST).await;
     if !is_served {
         shared.statistics.count(Event::UpstreamFailedGrpc);
+        refusals::count_status(&shared, method, &model, &shared::no_upstream(), id.to_str().unwrap_or_default());
     }
     drop(parsed);
 }

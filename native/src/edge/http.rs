@@ -1,8 +1,10 @@
 //! Serves one connection of the HTTP port, and answers its requests. The library hyper parses and writes HTTP/1.1; the
 //! connection's task answers small requests.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
+use std::io::ErrorKind;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
@@ -23,7 +25,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::access::session;
 use super::connection::{COUNTED_BYTES, Connection, Debt, Open, Order, Owed};
-use super::dispatch::{Dispatch, Method, RareTarget, Target, target};
+use super::dispatch::{Dispatch, Method, RareTarget, Target, decoded, named_model, target};
 use super::encoding::{self, Accepted, Encoded};
 use super::events::Event;
 use super::grpc_message::{Code, Status};
@@ -42,8 +44,7 @@ use crate::admission::gate::Lane;
 use crate::admission::limits::{self, INLINE_BYTES, PARSED_TIMES, URL_BYTES};
 use crate::admission::pace::Pace;
 use crate::forms::{Answered, Call};
-use crate::forward::RequestBody;
-use crate::forward::{Forwarded, UnreadReason, Upload};
+use crate::forward::{BodyError, Forwarded, RequestBody, UnreadReason, Upload};
 use crate::plan::faults::{self, BoxedFault, Fault};
 use crate::plan::{Declined, Effort};
 
@@ -150,7 +151,12 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
                 return Poll::Ready(());
             }
         }
-        let state = hyper.as_mut().poll(cx).map(|_| ());
+        let state = hyper.as_mut().poll(cx).map(|ended| {
+            // hyper itself answers a request that it can not parse.
+            if ended.is_err_and(|error| error.is_parse()) {
+                shared.statistics.count(Event::MalformedHttp);
+            }
+        });
         if state.is_pending()
             && let Some(flood) = connection.flood()
         {
@@ -283,15 +289,20 @@ fn header_length(value: &[u8]) -> Result<usize, BoxedFault> {
 
 /// Returns the queue in which a request with this head waits to be forwarded.
 fn lane(head: &Parts) -> Lane {
-    let is_search = head.method == http::Method::POST && head.uri.path().ends_with(":neighbors");
+    let is_search = head.method == http::Method::POST && decoded(head.uri.path()).ends_with(":neighbors");
     if is_search { Lane::Search } else { Lane::Control }
 }
 
 /// Returns the name of the configured model in a request's path; "" if the path names no configured model.
-fn model<'h>(shared: &Shared, head: &'h Parts) -> &'h str {
-    let path = head.uri.path();
-    let rest = path.strip_prefix("/v1/models/").or_else(|| path.strip_prefix("/v2/models/"));
-    rest.and_then(|rest| rest.split(['/', ':']).next()).map_or("", |name| shared.known_model(name))
+fn model<'h>(shared: &Shared, head: &'h Parts) -> Cow<'h, str> {
+    let name = named_model(head.uri.path());
+    if shared.known_model(&name).is_empty() { "".into() } else { name }
+}
+
+/// Says whether a body could not be read because its bytes are wrong, and not because the connection ended.
+fn is_malformed(error: &BodyError) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    cause.is_some_and(|cause| matches!(cause.kind(), ErrorKind::InvalidInput | ErrorKind::InvalidData))
 }
 
 /// Adds the headers that `service/http/middleware.py` adds to each answer to a GET.
@@ -316,7 +327,8 @@ fn bad_request(open: Open) -> Response<Answer> {
 
 /// Returns the refusal of a request over HTTP/2 with more than [`limits::MAX_HEADERS`] headers, as hyper does over
 /// HTTP/1.1.
-pub fn too_many_headers(open: Open) -> Response<Answer> {
+pub fn too_many_headers(shared: &Shared, open: Open) -> Response<Answer> {
+    shared.statistics.refused("", "headers");
     let mut refusal = bad_request(open);
     *refusal.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
     refusal
@@ -343,8 +355,10 @@ enum Gathered {
     Refused(Refusal),
     /// The client sent the body too slowly.
     Stalled,
-    /// The client disconnected, or sent a malformed body.
+    /// The client disconnected.
     Lost,
+    /// The body has an error, such as a chunk without its size.
+    Malformed,
     /// The client sent the body in too many tiny parts.
     Flood,
 }
@@ -431,7 +445,7 @@ impl Exchange {
         let (data, _permit) = if head.headers.contains_key(CONTENT_ENCODING) && plain.as_ref().is_some_and(may_run) {
             match Box::pin(self.inflate(&mut head, data, &mut hold)).await {
                 Ok(inflated) => inflated,
-                Err(status) => return self.refuse(&head.headers, &status, open),
+                Err(status) => return self.not_inflated(plain.as_ref(), &head, &status, open),
             }
         } else {
             (data, None)
@@ -465,7 +479,7 @@ impl Exchange {
             outcome = match Box::pin(inflating::finish(&self.shared, made, accepted, ask)).await {
                 Ok(made) => Ok(made),
                 Err(refusal) => {
-                    let status = self.too_long(model(&self.shared, &head), refusal);
+                    let status = self.too_long(&model(&self.shared, &head), refusal);
                     return self.refuse(&head.headers, &status, open);
                 }
             };
@@ -473,7 +487,7 @@ impl Exchange {
         match outcome {
             Ok(Made { answered, body, debt, took }) => {
                 if self.shared.tracing.is_some()
-                    && let Some(run) = RunRecord::of(method, &answered)
+                    && let Some(run) = RunRecord::of(&answered)
                 {
                     let _ = self.run.set(run);
                 }
@@ -486,6 +500,7 @@ impl Exchange {
             Err(Failed::Panicked) => {
                 let id = self.shared.ids.of_http(&head.headers);
                 let status = shared::internal_error(id.to_str().unwrap_or_default());
+                refusals::count_status(&self.shared, method, &share, &status, id.to_str().unwrap_or_default());
                 self.refusal(&head.headers, &status, id, open)
             }
             Err(Failed::Refused(fault)) => {
@@ -526,19 +541,19 @@ impl Exchange {
                 let fault =
                     size.map_or_else(|| faults::body_over_limit(limit), |size| faults::body_too_long(size, limit));
                 let method = plain.map_or(Method::HttpPredict, |plain| plain.target(&head).method);
-                let fault = fault.of_model(model(&self.shared, &head));
+                let fault = fault.of_model(&model(&self.shared, &head));
                 self.unread(self.fault(method, &head, &fault, open))
             }
             Gathered::NoRoom => {
                 let model = model(&self.shared, &head);
-                self.refuse_undone(&head, body, &self.shared.no_bytes(model), open).await
+                self.refuse_undone(&head, body, &self.shared.no_bytes(&model), open).await
             }
             Gathered::Refused(refusal) => {
                 let model = model(&self.shared, &head);
-                self.refuse_undone(&head, body, &self.too_long(model, refusal), open).await
+                self.refuse_undone(&head, body, &self.too_long(&model, refusal), open).await
             }
             Gathered::Stalled => {
-                let status = self.shared.stalled(model(&self.shared, &head));
+                let status = self.shared.stalled(&model(&self.shared, &head));
                 let mut refusal = self.refuse_unread(&head.headers, &status, open);
                 *refusal.status_mut() = StatusCode::REQUEST_TIMEOUT;
                 refusal
@@ -547,10 +562,9 @@ impl Exchange {
                 if !self.connection.is_http2() {
                     self.connection.tell(Order::Cut);
                 }
-                // The client disconnected or sent a malformed body; after a malformed body it may still read this
-                // answer.
                 bad_request(open)
             }
+            Gathered::Malformed => self.malformed(Event::MalformedHttp, open),
             Gathered::Flood => self.malformed(Event::FloodParts, open),
         }
     }
@@ -591,6 +605,19 @@ impl Exchange {
         inflating::inflate_body(&self.shared, &self.connection, head, data, hold, ask, too_long).await
     }
 
+    /// Refuses a request whose body can not be inflated: for a fault of the request, or because of a limit, which has counted
+    /// it.
+    fn not_inflated(&self, plain: Option<&Plain>, head: &Parts, status: &Status, open: Open) -> Response<Answer> {
+        match plain {
+            Some(plain) if status.code == Code::InvalidArgument => {
+                let found = plain.target(head);
+                let fault = Fault::new(status.code, status.text.clone()).of_model(plain.terms.share(found.model));
+                self.fault(found.method, head, &fault, open)
+            }
+            _ => self.refuse(&head.headers, status, open),
+        }
+    }
+
     fn late(&self) -> String {
         format!("Timed out: the request took longer than {} s.", self.shared.limits.http_timeout.as_secs_f64())
     }
@@ -603,7 +630,7 @@ impl Exchange {
     /// wait.
     fn ask(&self, head: &Parts, size: usize) -> Ask {
         let deadline = Instant::now() + self.shared.limits.http_timeout;
-        Ask::new(model(&self.shared, head), &self.connection.peer, size, Some(deadline))
+        Ask::new(&model(&self.shared, head), &self.connection.peer, size, Some(deadline))
     }
 
     /// Returns the body of the answer to a health check; None if the core can not answer the check.
@@ -692,15 +719,14 @@ impl Exchange {
             response
         } else if method == Method::Infer {
             let text = format!("{name} is not allowed here; send it by POST");
-            let fault = Fault::new(Code::Unimplemented, text).of_model(model(&self.shared, head));
+            let fault = Fault::new(Code::InvalidArgument, text).of_model(&model(&self.shared, head));
             let mut response = self.fault(method, head, &fault, open);
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-            response.headers_mut().remove(ERROR_CODE);
             response.headers_mut().insert(ALLOW, ALLOWED);
             response
         } else {
             let fault = faults::malformed_path(name, head.uri.path(), "; send it by POST");
-            let fault = fault.of_model(model(&self.shared, head));
+            let fault = fault.of_model(&model(&self.shared, head));
             let mut response = self.fault(method, head, &fault, open);
             // TensorFlow Serving answers 400 for its own method.
             if method != Method::HttpPredict {
@@ -739,7 +765,7 @@ impl Exchange {
 
     /// Returns the counters of the bytes that this connection's requests to the request's model hold.
     fn shares(&self, head: &Parts) -> Arc<Shares> {
-        self.connection.shares(&self.shared.account, model(&self.shared, head))
+        self.connection.shares(&self.shared.account, &model(&self.shared, head))
     }
 
     /// Reads the body of a request. `is_plain`: the core may answer the request, so a large one is announced to the
@@ -776,7 +802,7 @@ impl Exchange {
             let data = match pace.next(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
                 Err(_) => return Gathered::Stalled,
                 Ok(None) => break,
-                Ok(Some(Err(_))) => return Gathered::Lost,
+                Ok(Some(Err(error))) => return if is_malformed(&error) { Gathered::Malformed } else { Gathered::Lost },
                 Ok(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) if !data.is_empty() => data,
                     _ => continue,
@@ -848,7 +874,7 @@ impl Exchange {
         };
         if made > 0 && !hold.reach(made, || self.shares(&head)) {
             let model = model(&self.shared, &head);
-            return self.refuse(&head.headers, &self.shared.no_bytes(model), open);
+            return self.refuse(&head.headers, &self.shared.no_bytes(&model), open);
         }
         self.forward(head, Upload::whole(data), open).await
     }
@@ -883,8 +909,9 @@ impl Exchange {
             return response.map(|body| Answer::forwarded(body, open));
         }
         shared.statistics.count(Event::UpstreamFailedHttp);
-        let id = shared.ids.of_http(&headers);
-        self.refusal(&headers, &shared::no_upstream(), id, open)
+        let (id, status) = (shared.ids.of_http(&headers), shared::no_upstream());
+        refusals::count_status(shared, Method::OtherHttp, &model, &status, id.to_str().unwrap_or_default());
+        self.refusal(&headers, &status, id, open)
     }
 
     fn answer(
@@ -923,9 +950,7 @@ impl Exchange {
     fn fault(&self, method: Method, head: &Parts, fault: &Fault, open: Open) -> Response<Answer> {
         let id = self.shared.ids.of_http(&head.headers);
         let status = refusals::of_http(&self.shared, method, fault, id.to_str().unwrap_or_default());
-        let mut response = self.refusal(&head.headers, &status, id, open);
-        response.headers_mut().insert(ERROR_CODE, HeaderValue::from_static(fault.code.name()));
-        response
+        self.refusal(&head.headers, &status, id, open)
     }
 
     pub fn refuse(&self, asked: &HeaderMap, status: &Status, open: Open) -> Response<Answer> {
@@ -935,16 +960,12 @@ impl Exchange {
     fn refusal(&self, asked: &HeaderMap, status: &Status, id: HeaderValue, open: Open) -> Response<Answer> {
         let body = serde_json::json!({ "error": status.text }).to_string();
         let mut response = Response::new(Answer::whole(body.into(), open));
-        // The control server also answers an unexpected exception with status 500 and without an error code.
-        let code = Some(status.code).filter(|code| *code != Code::Internal).map(Code::name);
         let number = StatusCode::from_u16(refusals::http_status(status.code));
         let number = number.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         *response.status_mut() = number;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, JSON);
-        if let Some(code) = code {
-            headers.insert(ERROR_CODE, HeaderValue::from_static(code));
-        }
+        headers.insert(ERROR_CODE, HeaderValue::from_static(status.code.name()));
         if status.may_retry {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }

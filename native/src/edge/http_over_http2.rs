@@ -75,7 +75,7 @@ async fn answer(exchange: &Exchange, mut head: Parts, body: RequestBody) -> Resp
     let connection = &exchange.connection;
     let open = connection.open();
     if head.headers.len() > MAX_HEADERS {
-        return too_many_headers(open);
+        return too_many_headers(&exchange.shared, open);
     }
     let _permits = match exchange.shared.hold_head(connection, &head.headers) {
         Ok(permits) => permits,

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use super::dispatch::Method;
 use crate::forms::{Answered, LogRecord};
 
 /// Most bytes of records that wait for Python.
@@ -67,8 +66,8 @@ pub struct RunRecord {
 impl RunRecord {
     /// Returns the data of the run that gave an answer; None for rows of a table.
     #[must_use]
-    pub fn of(method: Method, answered: &Answered) -> Option<Self> {
-        let signature = answered.servable.signatures().get(answered.signature).filter(|_| method != Method::Rows)?;
+    pub fn of(answered: &Answered) -> Option<Self> {
+        let signature = answered.servable.signatures().get(answered.signature)?;
         Some(RunRecord {
             model: answered.servable.model().to_owned(),
             version: answered.servable.version(),

@@ -5,10 +5,10 @@ use std::time::Instant;
 use super::dispatch::Method;
 use super::grpc_message::Status;
 use super::shared::Shared;
-use crate::plan::faults::{Code, Fault, LOG_TARGET};
+use crate::plan::faults::{Code, Fault, LOG_TARGET, Subject};
 
 /// Largest text of a gRPC status, in bytes. Source: `tensorflow_serving/model_servers/grpc_status_util.cc` (9d981c5).
-const MAX_GRPC_BYTES: usize = 1024;
+pub const MAX_GRPC_BYTES: usize = 1024;
 /// Largest error text of an HTTP answer, in characters: it may quote a value of the request, which may have megabytes.
 const MAX_HTTP_CHARACTERS: usize = 4096;
 const CUT_MARK: &str = "...TRUNCATED";
@@ -72,6 +72,19 @@ fn count(shared: &Shared, method: Method, fault: &Fault, request_id: &str) {
         }
     }
     shared.statistics.failed(method, subject, fault.code, &fault.text, request_id);
+}
+
+/// Counts a failed request that has a status in place of a fault.
+pub fn count_status(shared: &Shared, method: Method, model: &str, status: &Status, request_id: &str) {
+    let subject = Subject { model: shared.known_model(model).to_owned(), ..Subject::default() };
+    shared.statistics.failed(method, subject, status.code, &status.text, request_id);
+}
+
+/// Counts a gRPC call that is refused with this status, unless a limit has counted it already.
+pub fn count_unlimited(shared: &Shared, method: Method, status: &Status, request_id: &str) {
+    if matches!(status.code, Code::InvalidArgument | Code::Unimplemented | Code::Internal) {
+        count_status(shared, method, "", status, request_id);
+    }
 }
 
 fn log(shared: &Shared, method: Method, fault: &Fault, text: &str, request_id: &str) {

@@ -182,6 +182,7 @@ impl Shared {
         let permits = u32::try_from(size).unwrap_or(u32::MAX);
         let held = [&connection.heads, &self.heads].map(|all| Arc::clone(all).try_acquire_many_owned(permits).ok());
         let [Some(of_connection), Some(of_all)] = held else {
+            self.statistics.refused("", "bytes");
             return Err(Status {
                 code: Code::Unavailable,
                 text: "The open calls have too many bytes of metadata.".into(),

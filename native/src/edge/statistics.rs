@@ -222,14 +222,9 @@ impl Statistics {
         self.shards[shard].0[event as usize].fetch_add(1, Relaxed);
     }
 
-    /// Counts an answered request, unless it is a `:rows` request. The function calls `request_id` only for a slow
-    /// request.
+    /// Counts an answered request. The function calls `request_id` only for a slow request.
     #[inline]
     pub fn succeeded(&self, method: Method, answered: &Answered, took: Duration, request_id: impl FnOnce() -> String) {
-        if method == Method::Rows {
-            // An answered `:rows` request is not counted, because it runs no signature.
-            return;
-        }
         let (model, version) = (answered.servable.model(), answered.servable.version());
         let known = OWN.try_with(|own| {
             let own = &mut *own.borrow_mut();
@@ -286,7 +281,7 @@ impl Statistics {
         let example_buckets = if method.has_examples() { self.example_limits.len() + 1 } else { 0 };
         let signature = answered.servable.signatures().get(answered.signature);
         Cell {
-            signature_name: signature.map(|s| s.name.clone()).unwrap_or_default(),
+            signature_name: signature_name(method, answered),
             kind: match signature.map(|s| s.kind) {
                 Some(SignatureKind::Predict) => "predict",
                 _ => "lookup",
@@ -301,7 +296,6 @@ impl Statistics {
     }
 
     fn note_slow(&self, method: Method, answered: &Answered, took: Duration, request_id: String) {
-        let signatures = answered.servable.signatures();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let one = SlowRequest {
             at_s: now.as_secs_f64(),
@@ -310,7 +304,7 @@ impl Statistics {
             method: method.name(),
             model: answered.servable.model().to_owned(),
             version: answered.servable.version(),
-            signature: signatures.get(answered.signature).map(|s| s.name.clone()).unwrap_or_default(),
+            signature: signature_name(method, answered),
             seconds: took.as_secs_f64(),
             run_seconds: answered.ran.as_secs_f64(),
             rows: answered.rows,
@@ -418,6 +412,13 @@ impl Statistics {
     }
 }
 
+/// Returns the signature under which an answered request is counted. A `:rows` request runs none, and is counted under its
+/// method's name, as a search for nearest rows is.
+fn signature_name(method: Method, answered: &Answered) -> String {
+    let signature = answered.servable.signatures().get(answered.signature);
+    signature.map_or(method.name(), |signature| &signature.name).to_owned()
+}
+
 fn failure_count(((method, subject, code), count): (&(Method, faults::Subject, Code), &u64)) -> FailureCount {
     FailureCount {
         api: method.api(),
@@ -488,6 +489,7 @@ mod tests {
     use super::*;
     use std::time::Instant;
 
+    use crate::forms::NO_SIGNATURE;
     use crate::plan::{Servable, VersionMemory};
 
     fn answered(version: i64) -> Answered {
@@ -608,16 +610,22 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_tables_are_counted_where_they_are_refused_and_events_always() {
-        let statistics = Statistics::new(Vec::new(), Vec::new(), vec![1, 2, 4], Duration::MAX);
-        statistics.succeeded(Method::Rows, &answered(1), Duration::ZERO, String::new);
+    fn rows_of_tables_are_counted_under_their_method_and_events_always() {
+        let statistics = Statistics::new(Vec::new(), Vec::new(), vec![1, 2, 4], Duration::ZERO);
+        let rows = Answered { signature: NO_SIGNATURE, ..answered(1) };
+        statistics.succeeded(Method::Rows, &rows, Duration::ZERO, String::new);
         statistics.failed(Method::Rows, faults::Subject::default(), Code::NotFound, "text", "id");
         statistics.count(Event::DeclinedSearch);
         statistics.count(Event::ConnectedHttp);
         statistics.count(Event::ConnectedHttp);
         statistics.count(Event::DisconnectedHttp);
         let snapshot = statistics.snapshot();
-        assert!(snapshot.subjects.is_empty() && snapshot.slow.is_empty());
+        let [counted] = &snapshot.subjects[..] else { panic!("{:?}", snapshot.subjects) };
+        assert_eq!(
+            (&*counted.signature, counted.kind, counted.rows, &counted.counts[..]),
+            ("rows", "lookup", 2, &[1][..])
+        );
+        assert_eq!((snapshot.slow.len(), &*snapshot.slow[0].signature), (1, "rows"));
         assert_eq!((snapshot.failed[0].method, snapshot.failed[0].count, snapshot.failures.len()), ("rows", 1, 1));
         assert!(snapshot.declined.contains(&("search", 1)));
         assert_eq!(snapshot.connections, [("grpc", 0), ("http", 1)]);

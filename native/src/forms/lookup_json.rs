@@ -39,11 +39,18 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
         let is_misplaced = signature.kind == SignatureKind::Predict && !signature.has_required(&inputs);
         let answered = outputs::answer(call, servable, index, inputs, JsonLayout::Embeddings);
         match answered {
-            Err(Declined::Fault(mut fault)) if is_misplaced => {
+            Err(Declined::Fault(_)) if is_misplaced => {
                 let lookups = servable.signatures().iter().filter(|one| one.kind == SignatureKind::Lookup);
-                let told = faults::no_lookup(&signature.name, &Names::sorted(lookups.map(|one| &one.name)));
-                fault.text = format!("{told} {}", fault.text);
-                Err(Declined::Fault(fault))
+                let mut names: Vec<&str> = lookups.map(|one| &*one.name).collect();
+                names.sort_unstable();
+                let instead = match &names[..] {
+                    [] => String::new(),
+                    names if names.contains(&DEFAULT_SIGNATURE) => {
+                        ", or leave out \"signature_name\" for a lookup".to_owned()
+                    }
+                    names => format!(", or name a lookup: {}", Names::listed(names)),
+                };
+                Err(faults::no_lookup(&signature.name, &instead).into())
             }
             answered => answered,
         }

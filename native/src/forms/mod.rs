@@ -126,6 +126,9 @@ impl<'a> Call<'a> {
     }
 }
 
+/// The signature of an answer to a request that runs none, such as one for rows of a table.
+pub const NO_SIGNATURE: usize = usize::MAX;
+
 /// A finished answer, with the figures that the metrics count.
 pub struct Answered {
     /// The answer's bytes: the HTTP body, or the gRPC message without its five-byte prefix.
@@ -134,7 +137,7 @@ pub struct Answered {
     pub rows: usize,
     /// The servable that answered the request; its version can not be unloaded before this reference is dropped.
     pub servable: Arc<Servable>,
-    /// Index, in `servable.signatures()`, of the signature that the request ran.
+    /// Index, in `servable.signatures()`, of the signature that the request ran; or [`NO_SIGNATURE`].
     pub signature: usize,
     /// Time of the lookup or the graph run; for gRPC answers and binary tensors, with the time of writing them.
     pub ran: Duration,

@@ -2,7 +2,7 @@
 //! their labels if the client asks for them.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -11,7 +11,7 @@ use super::json::floats::{NonFinite, write_numbers};
 use super::json::nested::{Leaves, Nested};
 use super::json::outputs::{check_body, check_numbers, text_buffer};
 use super::json::reader::read_ids;
-use super::{Answered, Call, Version};
+use super::{Answered, Call, NO_SIGNATURE, Version};
 use crate::plan::{DataType, Declined, Notes, Servable, check_answer_size, faults, read_table};
 use crate::tables::table::{Ints, OutputRows};
 
@@ -49,9 +49,11 @@ pub fn answer(
     let mut rows = Vec::with_capacity(num_bytes);
     let out = OutputRows::new(&mut rows.spare_capacity_mut()[..num_bytes], 0, row_bytes, row_bytes, ids.len());
     let labels = if wants_labels { Some(labels(servable, number, &ids, call.max_response_bytes)?) } else { None };
+    let began = Instant::now();
     let instead = read_table(servable, number, Ints::of(&ids), out, call.effort)?;
     // SAFETY: read_table() has written every row, so all `num_bytes` bytes of the vector are initialised.
     unsafe { rows.set_len(num_bytes) };
+    let ran = began.elapsed();
     if servable.is_damaged() {
         return Err(servable.damaged().into());
     }
@@ -65,14 +67,13 @@ pub fn answer(
     body.push(b'}');
     Ok(Answered {
         body: Bytes::from(body),
-        rows: 0,
+        rows: ids.len(),
         servable: Arc::clone(servable),
-        // A `:rows` request runs no signature, and the statistics ignore this number.
-        signature: 0,
-        ran: Duration::ZERO,
+        signature: NO_SIGNATURE,
+        ran,
         json_length: None,
         notes: Notes::of_instead(instead).boxed(),
-        began: Instant::now(),
+        began,
         record: None,
     })
 }

@@ -61,7 +61,15 @@ pub fn answer<'a>(call: &Call<'_>, model: &str, version: Version<'_>, body: &'a 
         };
         outputs::answer(call, servable, index, inputs, layout)
     };
-    run().map_err(|declined| declined.at(|| servable.subject(index)))
+    run().map_err(|mut declined| {
+        if let Declined::Fault(fault) = &mut declined
+            && is_by_row
+            && !fault.text_of_instances.is_empty()
+        {
+            fault.text = std::mem::take(&mut fault.text_of_instances);
+        }
+        declined.at(|| servable.subject(index))
+    })
 }
 
 /// A `:predict` body as the fast reader gives it, or as a whole document.

@@ -64,6 +64,8 @@ pub struct Fault {
     pub code: Code,
     /// The text that the client gets.
     pub text: String,
+    /// The text for a request whose rows are `instances`, if it has another one; else "".
+    pub text_of_instances: String,
     /// The labels under which the fault is counted.
     pub subject: Subject,
     /// Whether the server has too much work now, so that the client may send the request again.
@@ -83,7 +85,21 @@ impl Fault {
     #[must_use]
     #[cold]
     pub fn new(code: Code, text: String) -> BoxedFault {
-        Box::new(Fault { code, text, subject: Subject::default(), may_retry: false, cause: String::new() })
+        Box::new(Fault {
+            code,
+            text,
+            text_of_instances: String::new(),
+            subject: Subject::default(),
+            may_retry: false,
+            cause: String::new(),
+        })
+    }
+
+    /// Sets the text for a request whose rows are `instances`.
+    #[must_use]
+    pub fn or_in_instances(mut self: Box<Self>, text: String) -> BoxedFault {
+        self.text_of_instances = text;
+        self
     }
 
     /// Sets the model for which the fault counts, if none is set yet.
@@ -252,8 +268,6 @@ faults! {
     InvalidArgument wrong_dtype(input: &str, wanted: &str, sent: &str) "input \"{input}\": expected {wanted}, got {sent}.";
     InvalidArgument value_does_not_fit(input: &str, dtype: &str) "input \"{input}\": a value does not fit {dtype}.";
     InvalidArgument wrong_shape(faults: &str) "{faults}";
-    InvalidArgument not_flat(input: &str, one: &str, shape: &str)
-        "input \"{input}\": expected a flat list, one {one} per row; the request has shape {shape}.";
     InvalidArgument bad_id(input: &str, id: i64, position: usize, last: i64)
         "input \"{input}\": id {id} at position {position} is out of range, its table has ids 0 to {last}.";
     InvalidArgument dtype_not_supported(input: &str, dtype: &str) "input \"{input}\": dtype {dtype} is not supported.";
@@ -349,6 +363,8 @@ faults! {
         "JSON Value: {shown} not formatted correctly. 'signature_name' key must be a string value.";
     InvalidArgument lookup_keys(unknown: &str, hint: &str)
         "Unknown keys: {unknown}. A lookup has: features, signature_name, weights.{hint}";
+    InvalidArgument no_lookup(signature: &str, instead: &str)
+        "Signature \"{signature}\" is a prediction's: send its requests to :predict{instead}.";
     InvalidArgument key_missing(key: &str) "\"{key}\" is missing.";
     InvalidArgument key_no_object(key: &str)
         "\"{key}\" must be an object that has, under each feature's name, a list with one entry per row.";
@@ -496,12 +512,20 @@ pub fn unknown_input<'n>(name: &str, known: impl IntoIterator<Item = &'n str>) -
     format!("There is no input \"{name}\"{}", if near.is_empty() { "." } else { &near })
 }
 
-/// Returns the sentence that tells the client of a lookup that it names the signature of a prediction.
+/// Returns the error for a tensor of another rank than 1. `one`: what the input has in each row, such as an id.
 #[must_use]
 #[cold]
-pub fn no_lookup(signature: &str, lookups: &Names) -> String {
-    let instead = if lookups.is_empty() { String::new() } else { format!(", or name a lookup: {lookups}") };
-    format!("Signature \"{signature}\" is a prediction's: send its requests to :predict{instead}.")
+pub fn not_flat(input: &str, one: &str, dims: &[usize]) -> BoxedFault {
+    let text = format!("input \"{input}\": expected a flat list, one {one} per row; the request has shape {dims:?}.");
+    let in_instances = format!("input \"{input}\": in instances, send one {one}, not a list.");
+    Fault::new(Code::InvalidArgument, text).or_in_instances(in_instances)
+}
+
+/// Returns the end of an error's text that names the models which the caller may see.
+#[must_use]
+#[cold]
+pub fn models(names: Vec<String>) -> String {
+    if names.is_empty() { "; no model is served here".to_owned() } else { format!("; models: {}", Names(names)) }
 }
 
 /// Returns the error for inputs whose names do not fit a lookup.

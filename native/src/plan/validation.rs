@@ -319,7 +319,7 @@ fn check_shape(plan: &Signature, index: usize, tensor: &Tensor<'_>) -> Result<()
     if has_wrong_rank && (is_lookup || input.vocabulary_size.is_some()) {
         if shape.len() == 1 && plan.ragged_owner(index).is_none() {
             let one = if input.vocabulary_size.is_some() || is_lookup { "id" } else { "value" };
-            return Err(faults::not_flat(&input.name, one, &format!("{:?}", tensor.dims)).into());
+            return Err(faults::not_flat(&input.name, one, &tensor.dims).into());
         }
         return Err(faults::wrong_shape(&shape_fault(input, &tensor.dims)).into());
     }

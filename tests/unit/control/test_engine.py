@@ -102,6 +102,7 @@ def test_searches_the_latest_version_and_reports_it(world: World) -> None:
             "seconds": 0.625,
             "run_seconds": 0.125,
             "rows": 2,
+            "is_control": False,
         }
     ]
     assert world.num_leases() == 0
@@ -157,6 +158,7 @@ def test_a_request_that_could_not_be_parsed_is_counted(world: World) -> None:
             "seconds": 0.0,
             "run_seconds": 0.0,
             "rows": 0,
+            "is_control": False,
         }
     ]
 

@@ -72,7 +72,7 @@ def test_a_request_is_answered(search: Search) -> None:
 def test_errors_have_their_status_and_text(search: Search) -> None:
     assert refused(lambda: search(search_request(0, model="n"))) == (
         grpc.StatusCode.NOT_FOUND,
-        "Servable not found for request: Latest(n)",
+        "Servable not found for request: Latest(n); models: m",
     )
     assert refused(lambda: search(b"\xff"))[0] is grpc.StatusCode.INVALID_ARGUMENT
 

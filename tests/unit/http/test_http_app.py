@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from service.control.engine import Engine
 from service.http.oip_routes import read_only_ready
 from service.http.routing import RawRoute, in_the_core
 from service.types import Array, SignatureSpec, TensorSpec
 from service.versions.registry import Registry
 from service.versions.servable import Servable
 from service.wire.json_body import decode_neighbors
+from tests.conftest import RecordingObserver
 from tests.openapi_document import check_documented, documented_answer, validator
 from tests.unit.http.conftest import QUERY, SEARCH, Http, error_text
 from tests.unit.versions.fakes import FakeBackend
@@ -99,8 +101,37 @@ def test_metrics_are_passed_through(http: Http, path: str) -> None:
 
 def test_a_method_that_a_path_does_not_have(http: Http) -> None:
     response = http.post("/healthz")
-    assert (response.status_code, error_text(response)) == (405, "POST is not allowed here")
-    assert response.headers["allow"] == "GET"
+    assert (response.status_code, error_text(response)) == (405, "POST is not allowed here; this path takes GET")
+    assert (response.headers["allow"], response.headers["x-error-code"]) == ("GET", "INVALID_ARGUMENT")
+
+
+def test_control_requests_are_counted_once_under_their_model_and_probes_are_not(
+    http: Http, observer: RecordingObserver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "describe", lambda *_: 1 / 0)
+    asked = [
+        ("GET", "/v1/models/m", "m", "GET /v1/models/{model}", None, True),
+        ("HEAD", "/v1/models/m", "m", "GET /v1/models/{model}", None, True),
+        ("GET", "/v1/models/m/versions/9", "m", "GET /v1/models/{model}/versions/{version}", "NOT_FOUND", True),
+        ("GET", "/v1/models/m/metadata", "m", "GET /v1/models/{model}/metadata", "INTERNAL", True),
+        ("GET", "/v1/models", "", "GET /v1/models", None, True),
+        ("GET", "/metrics", "", "GET /metrics", None, True),
+        ("GET", "/v1/models/a%2Fb", "", "GET /v1/models/{model}", "NOT_FOUND", True),
+        ("POST", "/v1/models/m:lookp", "m", "", "INVALID_ARGUMENT", False),
+        ("POST", "/metrics", "", "", "INVALID_ARGUMENT", False),
+        ("POST", "/v1/models/m/versions/x/tables/t:neighbors", "m", "neighbors", "INVALID_ARGUMENT", False),
+    ]
+    for path in ("/healthz", "/readyz", "/v2/health/live", "/v2/models/m/ready", "/v2/models/x/ready"):
+        http.get(path)
+    http.post("/v1/models/m:lookup")  # which the core answers
+    assert not observer.finished_requests
+    for method, path, *_ in asked:
+        http(method, path)
+    counted = [
+        (one["model"], one["method"], one["error"] and getattr(one["error"], "code", "INTERNAL"), one["is_control"])
+        for one in observer.finished_requests
+    ]
+    assert counted == [tuple(expected) for _, _, *expected in asked]
 
 
 @pytest.fixture(params=["served", "nothing served"])

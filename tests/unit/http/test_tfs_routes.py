@@ -224,7 +224,7 @@ def test_what_is_not_served_says_so(http: Http, method: str, path: str) -> None:
 
 def test_other_paths_and_methods(http: Http) -> None:
     assert error_text(http.get("/v2/nothing")) == "Not found: /v2/nothing"
-    assert error_text(http.get(INFER)) == "GET is not allowed here"
+    assert error_text(http.get(INFER)) == "GET is not allowed here; this path takes POST"
 
 
 @pytest.mark.parametrize("where", ["", "/versions/3"])

@@ -133,7 +133,7 @@ def test_what_is_not_served_is_named_as_tensorflow_serving_does() -> None:
         registry.statuses("x")
     with pytest.raises(VersionNotFound, match=r"^Could not find version 9 of model m$"):
         registry.statuses("m", 9)
-    with pytest.raises(ModelNotFound, match=r"^Could not find any versions of model y$"):
+    with pytest.raises(VersionNotFound, match=r"^Could not find any versions of model y$"):
         registry.add_model("y")
         registry.statuses("y")
 

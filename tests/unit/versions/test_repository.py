@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import ArtifactError, DeadlineExceeded, ModelNotFound, NotReady, TableUnreachable
+from service.errors import ArtifactError, DeadlineExceeded, NotReady, TableUnreachable, VersionNotFound
 from service.types import ModelRef, State, VersionStatus
 from service.versions.loads import LoadRules
 from service.versions.model_config import All, Latest, ModelConfig, Specific, VersionPolicy
@@ -326,7 +326,7 @@ def test_a_missing_folder_is_the_reason_for_not_being_ready(world: World) -> Non
     world.base.rmdir()
     world.poll()
     assert world.registry.problem("m") == f"cannot read its folder {world.base}: No such file or directory"
-    with pytest.raises(ModelNotFound, match="^Could not find any versions of model m: cannot read its folder "):
+    with pytest.raises(VersionNotFound, match="^Could not find any versions of model m: cannot read its folder "):
         world.registry.statuses("m")
     world.add("1")
     world.poll()

@@ -111,6 +111,27 @@ pub fn signature_name(document: &Object<'_>) -> std::result::Result<String, Boxe
     }
 }
 
+/// Returns the sentence for a `:lookup` body with an unknown key: the form of a lookup of the feature that the body names.
+fn lookup_hint(document: &Object<'_>, unknown: &str) -> String {
+    let form = |feature: &str| format!("{{\"features\": {{\"{feature}\": [...]}}}}");
+    let rows = member(document, "instances").or_else(|| member(document, "inputs"));
+    if let Some(rows) = rows {
+        let first = match rows {
+            Json::List(list) => list.mixed().and_then(|rows| rows.first()),
+            rows => Some(rows),
+        };
+        let feature = match first {
+            Some(Json::Object(columns)) => columns.first().map(|(name, _)| &**name),
+            _ => None,
+        };
+        return format!(" Send instances or inputs to :predict; a lookup is {}.", form(feature.unwrap_or("NAME")));
+    }
+    match member(document, unknown) {
+        Some(Json::List(_)) if member(document, "features").is_none() => format!(" Did you mean {}?", form(unknown)),
+        _ => String::new(),
+    }
+}
+
 /// A `:lookup` body whose features are still JSON.
 pub struct LookupDocument<'a> {
     /// Name of the signature; "" if the client named none.
@@ -130,9 +151,8 @@ impl<'a> LookupDocument<'a> {
         let mut unknown: Vec<_> = document.iter().map(|(key, _)| &**key).filter(|key| !known.contains(key)).collect();
         if !unknown.is_empty() {
             unknown.sort_unstable();
-            let is_predict = unknown.contains(&"instances") || unknown.contains(&"inputs");
-            let hint = if is_predict { " Send instances or inputs to :predict." } else { "" };
-            return Err(faults::lookup_keys(&unknown.join(", "), hint).into());
+            let hint = lookup_hint(&document, unknown[0]);
+            return Err(faults::lookup_keys(&unknown.join(", "), &hint).into());
         }
         let signature_name = signature_name(&document);
         let features = take_object(&mut document, "features")?.ok_or_else(|| faults::key_missing("features"))?;
