@@ -103,6 +103,13 @@ def test_the_log_has_one_json_object_per_line(server: ServerProcess) -> None:
     assert {r["level"] for r in server.records} == {"info"}
 
 
+def test_a_large_answer_that_is_forwarded_is_compressed_for_who_accepts_it(server: ServerProcess) -> None:
+    plain, packed = (server.http.get("/openapi.json", headers={"Accept-Encoding": it}) for it in ("gzip;q=0", "gzip"))
+    assert packed.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
+    assert packed.headers["vary"] == plain.headers["vary"] == "Accept-Encoding"
+    assert packed.content == plain.content and int(packed.headers["content-length"]) < len(plain.content)
+
+
 INPUTS: dict[str, Any] = {
     "user": np.array([1]),
     "tags__values": np.array([3]),
