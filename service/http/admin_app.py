@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from hmac import compare_digest
-from typing import Any
 
 import orjson
 from fastapi import FastAPI
@@ -20,15 +19,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.access.callers import Callers
 from service.access.sessions import CSRF_HEADER, Sessions
 from service.control.engine import Engine
 from service.errors import InvalidRequest, MalformedPayload, PermissionDenied, RouteNotFound, ServiceError
 from service.http.access import AccessMiddleware, session_cookie
 from service.http.body import read_body
-from service.http.console_routes import SESSION_PATH, ConsoleSources, add_console_routes
+from service.http.console_routes import SESSION_PATH, add_console_routes
 from service.http.counting import CountingMiddleware, RequestCounts
 from service.http.errors import CODE_HEADER, error_response, service_error_response
+from service.http.http_parts import HttpParts
 from service.http.middleware import RequestIdMiddleware, RequestIds, SecurityHeadersMiddleware
 from service.http.operations_routes import add_admin_routes, add_statusz_route
 from service.http.routing import add_model_route, add_route, model_ref, raw_path
@@ -40,28 +39,14 @@ _MAX_CONFIG_BYTES = 4 << 20
 METRICS_PATHS = ("/metrics",)
 
 
-def create_admin_app(
-    engine: Engine,
-    *,
-    metrics: Callable[[], tuple[bytes, str]],
-    reload_config: Callable[[str | None], Sequence[str]],
-    statusz: Callable[[], Mapping[str, Any]],
-    max_body_bytes: int,
-    callers: Callers | None = None,
-    sessions: Sessions | None = None,
-    console: ConsoleSources | None = None,
-) -> FastAPI:
-    """Returns the ASGI application of the admin port.
+def create_admin_app(parts: HttpParts, reload_config: Callable[[str | None], Sequence[str]]) -> FastAPI:
+    """Returns the ASGI application of the admin port, to which only the console's pages may send requests.
 
     Args:
-      metrics, statusz: as in create_http_app.
       reload_config: replaces the list of models by one in the text form of ModelServerConfig, or None: by the file's;
         returns the models' names when they answer; may block.
-      max_body_bytes: largest body of an upsert.
-      callers: the callers that may send requests; None: everybody who can connect.
-      sessions: the sessions of the console's users; None: nobody signs in.
-      console: data of the console, whose pages may send requests; None: there is no console, and no page may.
     """
+    engine, callers, sessions, console = parts.engine, parts.callers, parts.sessions, parts.console
     app = FastAPI(redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url=None)
 
     async def reload(request: Request) -> Response:
@@ -100,11 +85,11 @@ def create_admin_app(
     add_route(app, "/v1/models/{model}:pin", pin, "POST")
     for where in ("", "/versions/{version}"):
         add_route(app, "/v1/models/{model}" + where + "/tables", tables, "GET")
-    _add_upsert_routes(app, engine, max_body_bytes)
-    if console is not None:
-        add_console_routes(app, engine, console, callers, sessions)
-    add_admin_routes(app, engine, metrics, METRICS_PATHS)
-    add_statusz_route(app, statusz)
+    _add_upsert_routes(app, engine, parts.max_body_bytes)
+    add_console_routes(app, parts)
+    add_admin_routes(app, engine, parts.metrics, METRICS_PATHS)
+    if parts.statusz is not None:
+        add_statusz_route(app, parts.statusz)
     counts = RequestCounts(engine)
 
     async def on_service_error(request: Request, error: Exception) -> Response:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from hashlib import sha256
 from importlib.resources import files
 from ipaddress import ip_address
@@ -15,12 +14,11 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from service.access.callers import Callers
-from service.access.sessions import COOKIE, SESSION_S, Sessions
-from service.control.engine import Engine
+from service.access.sessions import COOKIE, SESSION_S
 from service.errors import MalformedPayload, RouteNotFound, ServiceError
 from service.http.access import session_cookie
 from service.http.body import read_body
+from service.http.http_parts import HttpParts
 from service.http.routing import add_route, raw_path
 
 PATH = "/console"
@@ -92,29 +90,8 @@ def _answer(request: Request, file: _File) -> Response:
 
 
 SESSION_PATH = PATH + "/session"
+# Largest body of a sign-in.
 _MAX_BODY_BYTES = 16 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class ConsoleSources:
-    """The functions and values from which the console's own routes make their answers.
-
-    version: returns the server's version. labels: returns a model's labels. history: returns the last changes of state
-    of a model's versions. has_tls: browsers may send the session's cookie over TLS only. is_admin: the application is
-    the admin listener's. csrf: token of requests from the admin listener's pages if callers need no credentials.
-    traffic: returns the rates of all models' requests since the server's start. folders: returns the numbers of a
-    model's version folders, served or not. base_path: returns the folder or URI of a model's versions.
-    """
-
-    version: Callable[[], str]
-    labels: Callable[[str], Mapping[str, int]]
-    history: Callable[[str], Sequence[Mapping[str, Any]]]
-    has_tls: bool = False
-    is_admin: bool = False
-    csrf: str = ""
-    traffic: Callable[[], Mapping[str, Any]] = dict
-    folders: Callable[[str], Sequence[int]] = lambda model: ()
-    base_path: Callable[[str], str] = lambda model: ""
 
 
 def new_csrf() -> str:
@@ -122,23 +99,13 @@ def new_csrf() -> str:
     return secrets.token_urlsafe(32)
 
 
-def add_console_routes(
-    app: FastAPI,
-    engine: Engine,
-    sources: ConsoleSources,
-    callers: Callers | None,
-    sessions: Sessions | None,
-    *,
-    max_body_bytes: int = _MAX_BODY_BYTES,
-) -> None:
-    """Adds the console's page and the routes that only the console uses.
-
-    Args:
-      callers, sessions: None: everybody may send requests, and nobody signs in.
-      max_body_bytes: largest body of a request; a sign-in has at most 16 KB.
-    """
+def add_console_routes(app: FastAPI, parts: HttpParts) -> None:
+    """Adds the console's page and the routes that only the console uses, if there is a console."""
+    engine, sources, callers, sessions = parts.engine, parts.console, parts.callers, parts.sessions
+    if sources is None:
+        return
     add_console_files(app)
-    max_body_bytes = min(max_body_bytes, _MAX_BODY_BYTES)
+    max_body_bytes = min(parts.max_body_bytes, _MAX_BODY_BYTES)
 
     async def overview(request: Request) -> Response:
         """Returns the models that the caller may see: versions, labels, problems, and last changes of state."""

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
 
-from service.access.callers import Callers
-from service.access.sessions import Sessions
-from service.control.engine import Engine
 from service.core.forwarded import NO_FORWARDING, Forwarding
 from service.errors import InvalidRequest, ModelNotFound, RouteNotFound, ServiceError
 from service.http.access import AccessMiddleware
-from service.http.console_routes import ConsoleSources, add_console_routes
+from service.http.console_routes import add_console_routes
 from service.http.counting import CountingMiddleware, RequestCounts
 from service.http.errors import CODE_HEADER, error_response, service_error_response
+from service.http.http_parts import HttpParts
 from service.http.middleware import (
+    GZIP_LEVEL,
     GzipMiddleware,
     PathCaseMiddleware,
     RequestIdMiddleware,
@@ -39,37 +36,13 @@ from service.http.table_view_routes import add_table_view_routes
 _MAX_MODELS_TOLD = 100
 
 
-def create_http_app(
-    engine: Engine,
-    *,
-    metrics: Callable[[], tuple[bytes, str]],
-    metrics_paths: Sequence[str],
-    max_body_bytes: int,
-    rest_api_timeout_s: float,
-    gzip_min_bytes: int = 0,
-    strict_json: bool = False,
-    callers: Callers | None = None,
-    sessions: Sessions | None = None,
-    console: ConsoleSources | None = None,
-    spans: Callable[[ASGIApp], ASGIApp] | None = None,
-    forwarding: Forwarding = NO_FORWARDING,
-    statusz: Callable[[], Mapping[str, Any]] | None = None,
-) -> FastAPI:
+def create_http_app(parts: HttpParts, forwarding: Forwarding = NO_FORWARDING) -> FastAPI:
     """Returns the ASGI application of the public HTTP port.
 
     Args:
-      metrics: returns the metrics' text and content type; metrics_paths: their paths.
-      max_body_bytes: largest body, before and after decompression.
-      rest_api_timeout_s: timeout of a whole request.
-      gzip_min_bytes: size from which answers are compressed for clients that accept it; 0 is never.
-      strict_json: the native core writes null for numbers that are not finite, which the documentation says.
-      callers: authenticates requests; None: everybody may send requests.
-      sessions: the sessions of the console's users; None: nobody signs in.
-      console: data of the console; None: there is no console.
-      spans: wraps the application so that its requests are traced; None: they are not.
       forwarding: reads the headers that the native core adds to forwarded requests.
-      statusz: gathers the content of the status page; None: there is none.
     """
+    engine, callers = parts.engine, parts.callers
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -88,7 +61,9 @@ def create_http_app(
         openapi_url=None,
     )
     add_lookup_routes(app, engine)
-    close_searches = add_neighbor_routes(app, engine, max_body_bytes=max_body_bytes, timeout_s=rest_api_timeout_s)
+    close_searches = add_neighbor_routes(
+        app, engine, max_body_bytes=parts.max_body_bytes, timeout_s=parts.rest_api_timeout_s
+    )
     add_hot_rows_route(app, engine)
     # The route that compares versions is added before the status route, whose pattern also matches paths like
     # /versions/1:diff.
@@ -96,12 +71,11 @@ def create_http_app(
     add_tfs_routes(app, engine)
     close_table_views = add_table_view_routes(app, engine)
     add_open_inference_routes(app, engine)
-    add_admin_routes(app, engine, metrics, metrics_paths)
-    if statusz is not None:
-        add_statusz_route(app, statusz)
-    if console is not None:
-        add_console_routes(app, engine, console, callers, sessions, max_body_bytes=max_body_bytes)
-    add_docs_routes(app, engine, strict_json=strict_json, has_console=console is not None)
+    add_admin_routes(app, engine, parts.metrics, parts.metrics_paths)
+    if parts.statusz is not None:
+        add_statusz_route(app, parts.statusz)
+    add_console_routes(app, parts)
+    add_docs_routes(app, engine, strict_json=parts.strict_json, has_console=parts.console is not None)
 
     counts = RequestCounts(engine)
 
@@ -118,20 +92,20 @@ def create_http_app(
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_middleware(CountingMiddleware, counts=counts)
-    if gzip_min_bytes:
-        app.add_middleware(GzipMiddleware, min_bytes=gzip_min_bytes)
+    if parts.gzip_min_bytes:
+        app.add_middleware(GzipMiddleware, minimum_size=parts.gzip_min_bytes, compresslevel=GZIP_LEVEL)
     if callers is not None:
         app.add_middleware(
             AccessMiddleware,
             callers=callers,
-            metrics_paths=tuple(metrics_paths),
+            metrics_paths=parts.metrics_paths,
             forwarding=forwarding,
-            sessions=sessions,
+            sessions=parts.sessions,
             refused=counts.failed,
         )
     app.add_middleware(SecurityHeadersMiddleware)
-    if spans is not None:
-        app.add_middleware(spans)
+    if parts.spans is not None:
+        app.add_middleware(parts.spans)
     app.add_middleware(RequestIdMiddleware, ids=RequestIds(), failed=counts.failed)
     app.add_middleware(PathCaseMiddleware)
     return app

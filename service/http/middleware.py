@@ -8,8 +8,6 @@ Source: tensorflow_serving/model_servers/http_rest_api_util.cc and http_server.c
 
 from __future__ import annotations
 
-import asyncio
-import gzip
 import itertools
 import re
 import secrets
@@ -18,6 +16,7 @@ from collections.abc import Callable, Iterable
 from hashlib import sha256
 from re import DOTALL, findall
 
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,55 +24,19 @@ from service.control import request_context
 from service.http.errors import unexpected_error_response
 
 # gzip's fastest compression level, because numbers compress badly at every level.
-_GZIP_LEVEL = 1
-_INLINE_BYTES = 64 * 1024
+GZIP_LEVEL = 1
 
 
-class GzipMiddleware:
-    """ASGI middleware: compresses answers of at least min_bytes that the application sends in one piece.
-
-    Concurrency: event loop only.
-    """
-
-    def __init__(self, app: ASGIApp, min_bytes: int) -> None:
-        self._app = app
-        self._min_bytes = min_bytes
+class GzipMiddleware(GZipMiddleware):
+    """Starlette's middleware, which looks for "gzip" anywhere in Accept-Encoding; here its weight and case count."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Compresses the application's answer if the client accepts gzip and the answer is large.
-
-        A large answer of JSON says that it depends on what the client accepts, also where it is plain.
-        """
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        start: Message = {}
-        is_accepted = accepts_gzip(scope)
-
-        async def send_compressed(message: Message) -> None:
-            nonlocal start
-            if message["type"] == "http.response.start":
-                start = message
-                return
-            body = message.get("body", b"")
-            is_large = start and not message.get("more_body") and len(body) >= self._min_bytes
-            if is_large and not _has(start, b"content-encoding"):
-                headers = list(start["headers"])
-                if is_accepted:
-                    body = await _compressed(body)
-                    headers = [(name, value) for name, value in headers if name != b"content-length"]
-                    headers += [(b"content-length", str(len(body)).encode()), (b"content-encoding", b"gzip")]
-                if is_accepted or _has(start, b"content-type", b"application/json"):
-                    # Caches must know that another client would get this answer compressed.
-                    headers.append((b"vary", b"Accept-Encoding"))
-                start = {**start, "headers": headers}
-                message = {**message, "body": body}
-            if start:
-                await send(start)
-                start = {}
-            await send(message)
-
-        await self._app(scope, receive, send_compressed)
+        """Compresses the application's answer if the client accepts gzip and the answer is large."""
+        if scope["type"] == "http":
+            headers = [header for header in scope["headers"] if header[0] != b"accept-encoding"]
+            accepted = [(b"accept-encoding", b"gzip")] if accepts_gzip(scope) else []
+            scope = {**scope, "headers": headers + accepted}
+        await super().__call__(scope, receive, send)
 
 
 def accepts_gzip(scope: Scope) -> bool:
@@ -85,17 +48,6 @@ def accepts_gzip(scope: Scope) -> bool:
                 if coding.strip() == b"gzip":
                     return weight.replace(b" ", b"").rstrip(b"0") not in (b"q=", b"q=0.", b"q=.")
     return False
-
-
-def _has(start: Message, name: bytes, value: bytes | None = None) -> bool:
-    """Says whether an answer has a header, with this value or, for None, with any."""
-    return any(found.lower() == name and value in (None, told) for found, told in start["headers"])
-
-
-async def _compressed(body: bytes) -> bytes:
-    if len(body) <= _INLINE_BYTES:
-        return gzip.compress(body, _GZIP_LEVEL)
-    return await asyncio.to_thread(gzip.compress, body, _GZIP_LEVEL)
 
 
 # TensorFlow Serving's pattern of HTTP paths, which ignores case. The method at the end is compared exactly, so that

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 
 from service.access.access import create_access
 from service.access.tls import Wires
+from service.configuration.config_files import metrics_paths, read_monitoring_config
 from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import installed_version
 from service.control.engine import Engine
 from service.core.native_servable import RoutePublisher, compile_native
 from service.core.statistics import Batcher, Pages, create_batcher
 from service.deltas.version_deltas import Follower
+from service.errors import ServiceError
 from service.graph.library import load_early
+from service.http.http_parts import ConsoleSources, HttpParts
 from service.loading.feature_lookups import CompileNative
 from service.loading.kept_files import HotRowsFiles, indexing_of
 from service.loading.loader import batching_of, create_load_rules
@@ -43,7 +46,6 @@ from service.observe.request_metrics import Batches
 from service.observe.statusz import Statusz
 from service.observe.tracing import start_tracing
 from service.process.bound_ports import Ports, log_listening
-from service.process.http_parts import HttpParts, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.process.resources import UnjoinedThreads, handle_signals, in_own_thread, write_last
 from service.remote.address import remote_tables
@@ -60,6 +62,14 @@ if TYPE_CHECKING:
     from service.process.control_servers import AdminServer
     from service.process.native_servers import NativeServers
     from service.stores.mirror import Stores
+
+
+def _metrics_paths(file: str) -> tuple[str, ...]:
+    """Returns the HTTP paths of the metrics, from the --monitoring_config_file if there is one; raises StartError."""
+    try:
+        return metrics_paths(read_monitoring_config(Path(file)) if file else None)
+    except ServiceError as error:
+        raise StartError(f"--monitoring_config_file={file}: {error.message}") from error
 
 
 def open_stores(settings: Settings) -> Stores | None:
@@ -289,20 +299,26 @@ class App:
         self._tls = Wires(settings, self._metrics.tls)
         access, render, statusz, traffic = self._access, self._metrics.render, self._statusz().read, self._traffic.read
         self._http_parts = HttpParts(
-            settings,
-            access.engine if access else self._engine,
-            access.metrics(render) if access else render,
-            access,
-            self._tls,
-            statusz=access.server_wide(statusz) if access else statusz,
+            engine=access.engine if access else self._engine,
+            metrics=access.metrics(render) if access else render,
+            metrics_paths=_metrics_paths(settings.monitoring_config_file),
+            max_body_bytes=settings.max_request_bytes,
+            rest_api_timeout_s=settings.rest_api_timeout_s,
+            gzip_min_bytes=settings.rest_api_gzip_min_bytes,
+            strict_json=settings.rest_api_strict_json,
+            callers=access.callers if access else None,
+            sessions=access.sessions if access else None,
+            console=ConsoleSources(
+                version=installed_version,
+                labels=self._registry.labels,
+                history=self._history.read,
+                traffic=access.server_wide(traffic) if access else traffic,
+                folders=lambda model: sorted(self._models.folders(model)),
+                base_path=lambda model: self._models.base_path(model),
+                has_tls=self._tls.http is not None,
+            ),
             spans=self._tracing.http_spans if self._tracing else None,
-            metrics_paths=metrics_paths_of(settings.monitoring_config_file),
-            version=installed_version,
-            labels=self._registry.labels,
-            history=self._history.read,
-            traffic=access.server_wide(traffic) if access else traffic,
-            folders=lambda model: sorted(self._models.folders(model)),
-            base_path=lambda model: self._models.base_path(model),
+            statusz=access.server_wide(statusz) if access else statusz,
         )
         self._servers = self._create_servers()
 
@@ -374,7 +390,7 @@ class App:
         # control_servers is imported here and not at the top, because it imports FastAPI, which takes long.
         from service.process.control_servers import AdminServer
 
-        return AdminServer(self._http_parts, self._lists.reload_config)
+        return AdminServer(self._settings, self._tls.http, self._http_parts, self._lists.reload_config)
 
     async def _open(self, models: Sequence[str]) -> Ports | None:
         """Opens the ports, first_loads_timeout_s after the start at the latest, and starts the control servers.

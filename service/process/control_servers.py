@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from service.access.access import Access
+from service.access.tls import TlsFile
 from service.configuration.settings import Settings
 from service.control.engine import Engine
 from service.core.forwarded import Forwarding
 from service.grpc.grpcio_server import GrpcServer, Guard
 from service.http.admin_app import create_admin_app
-from service.http.console_routes import ConsoleSources, new_csrf
+from service.http.console_routes import new_csrf
 from service.http.http_app import create_http_app
+from service.http.http_parts import HttpParts
 from service.http.uvicorn_server import HttpServer, LimitedConnection, OwnConnection, uvicorn_config
 from service.process.bound_ports import BoundPort
-from service.process.http_parts import HttpParts
 
 # Most open connections of the admin port, of which each client address gets its share.
 MAX_ADMIN_CONNECTIONS = 100
@@ -33,27 +34,24 @@ class AdminServer:
       StartError: its port is in use.
     """
 
-    def __init__(self, parts: HttpParts, reload_config: Callable[[Engine, str | None], Sequence[str]]) -> None:
-        settings, access = parts.settings, parts.access
+    def __init__(
+        self,
+        settings: Settings,
+        tls: TlsFile | None,
+        parts: HttpParts,
+        reload_config: Callable[[Engine, str | None], Sequence[str]],
+    ) -> None:
         self._port = BoundPort(settings.admin_hosts, settings.admin_port, "--admin_port or --admin_host")
         self._listeners = self._port.listen()
-        app = create_admin_app(
-            parts.seen,
-            metrics=parts.render,
-            reload_config=partial(reload_config, parts.seen),
-            statusz=parts.statusz,
-            max_body_bytes=settings.max_request_bytes,
-            callers=access.callers if access else None,
-            sessions=access.sessions if access else None,
-            console=_console(parts, is_admin=True),
-        )
+        console = parts.console and replace(parts.console, is_admin=True, csrf=new_csrf())
+        app = create_admin_app(replace(parts, console=console), partial(reload_config, parts.engine))
         self._server = HttpServer(
             uvicorn_config(
                 app,
                 drain_timeout_s=settings.drain_timeout_s,
                 http=partial(LimitedConnection, max_connections=MAX_ADMIN_CONNECTIONS),
                 h11_max_incomplete_event_size=settings.rest_api_max_head_bytes,
-                ssl_context_factory=None if (tls := parts.tls.http) is None else lambda *_: tls.context(),
+                ssl_context_factory=None if tls is None else lambda *_: tls.context(),
                 lifespan="off",
             )
         )
@@ -76,51 +74,18 @@ class AdminServer:
 _UPSTREAM_KEEP_ALIVE_S = 3600
 
 
-def create_control_http_server(parts: HttpParts, forwarding: Forwarding) -> HttpServer:
+def create_control_http_server(parts: HttpParts, forwarding: Forwarding, drain_timeout_s: float) -> HttpServer:
     """Returns the HTTP server in Python for the control requests that the native core forwards; raises StartError."""
     return HttpServer(
         uvicorn_config(
-            _create_app(parts, forwarding),
-            drain_timeout_s=parts.settings.drain_timeout_s,
+            create_http_app(parts, forwarding),
+            drain_timeout_s=drain_timeout_s,
             http=OwnConnection,
             lifespan="on",
             # The server keeps idle connections open for an hour, so that only the native core closes
             # them: if this server closed one, a forwarded request that is on its way could be lost.
             timeout_keep_alive=_UPSTREAM_KEEP_ALIVE_S,
         )
-    )
-
-
-def _create_app(parts: HttpParts, forwarding: Forwarding) -> Any:
-    settings, access = parts.settings, parts.access
-    return create_http_app(
-        parts.seen,
-        metrics=parts.render,
-        metrics_paths=parts.metrics_paths,
-        max_body_bytes=settings.max_request_bytes,
-        rest_api_timeout_s=settings.rest_api_timeout_s,
-        gzip_min_bytes=settings.rest_api_gzip_min_bytes,
-        strict_json=settings.rest_api_strict_json,
-        spans=parts.spans,
-        forwarding=forwarding,
-        statusz=parts.statusz,
-        callers=access.callers if access else None,
-        sessions=access.sessions if access else None,
-        console=_console(parts),
-    )
-
-
-def _console(parts: HttpParts, *, is_admin: bool = False) -> ConsoleSources:
-    return ConsoleSources(
-        parts.version,
-        parts.labels,
-        parts.history,
-        has_tls=parts.tls.http is not None,
-        is_admin=is_admin,
-        csrf=new_csrf() if is_admin else "",
-        traffic=parts.traffic,
-        folders=parts.folders,
-        base_path=parts.base_path,
     )
 
 

@@ -27,10 +27,10 @@ from service.core.edge import Edge, Listeners, SampledRequests
 from service.core.forwarded import Forwarding
 from service.core.native_servable import RoutePublisher
 from service.core.statistics import NativeStatistics
+from service.http.http_parts import HttpParts
 from service.observe.history import RecentRequests
 from service.observe.metrics import Metrics
 from service.process.bound_ports import BACKLOG, BoundPort, Ports, check_socket_path, grpc_port, http_port
-from service.process.http_parts import HttpParts
 from service.process.resources import FreedMemory, in_own_thread, max_connections
 from service.wire.api import DEFAULT_MAX_TABLE_ROWS
 
@@ -154,7 +154,7 @@ class NativeServers:
             self._grpc.start()
         except OSError as error:
             raise StartError(str(error)) from error
-        self._http = create_control_http_server(self._http_parts, forwarding)
+        self._http = create_control_http_server(self._http_parts, forwarding, self._settings.drain_timeout_s)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self._upstreams["http"])
         listener.listen(BACKLOG)

@@ -18,6 +18,7 @@ from tests.conformance.conftest import wires_of_server
 from tests.conformance.contract_calls import METHODS
 from tests.conformance.test_examples import Features, grpc_request, write_model
 from tests.conformance.wires import WIRES, Failure, HttpClient, Request, Wire
+from tests.conftest import MakeOnce
 from tests.integration.process import ServerProcess, server_of
 
 # Bytes of an answer, and the rows of the table "user" of the toy model in as many: each has two numbers of 4 bytes.
@@ -83,12 +84,13 @@ def test_as_many_ids_as_may_be_are_read(shared_core: ServerProcess) -> None:
 
 
 @pytest.fixture(scope="module", params=["alone", "batched"])
-def examples_server(request: pytest.FixtureRequest, tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def examples_server(
+    request: pytest.FixtureRequest, tf: Any, make_once: MakeOnce, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
     """Starts a server, once with batching, of the model of test_examples, whose answers may have LIMIT bytes."""
-    folder = tmp_path_factory.mktemp("examples")
-    write_model(tf, folder / "m" / "1")
+    base = make_once("examples", lambda folder: write_model(tf, folder / "1"))
     flags = ("--enable_batching",) if request.param == "batched" else ()
-    with server_of({"m": folder / "m"}, folder, *flags, max_response_bytes=LIMIT) as running:
+    with server_of({"m": base}, tmp_path_factory.mktemp("list"), *flags, max_response_bytes=LIMIT) as running:
         yield running
 
 

@@ -564,13 +564,3 @@ def test_the_example_shows_answers(server: ServerProcess) -> None:
     assert "rows nearest to row 1: [[2, 3, 0]]" in done.stdout
     assert "as expected: INVALID_ARGUMENT" in done.stdout
     assert "lookups at once: 10" in done.stdout
-
-
-def test_the_client_brings_no_server_and_no_tensorflow() -> None:
-    script = (
-        "import sys; import embedding_client\n"
-        "heavy = {'service', 'tensorflow', 'google.protobuf', 'orjson', 'grpc', 'httpx'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,14 @@ def test_each_request_is_counted_once(serve: Serve) -> None:
     }
 
 
-def test_strings_that_a_vocabulary_lacks_are_counted_by_table(serve: Serve) -> None:
-    server = serve().ready()
+@pytest.fixture(scope="module")
+def server(toy_model: Path) -> Iterator[ServerProcess]:
+    """Starts a server for tests that count nothing that another of them counts."""
+    with ServerProcess(model_base_path=toy_model, graph_signatures="off") as server:
+        yield server.ready()
+
+
+def test_strings_that_a_vocabulary_lacks_are_counted_by_table(server: ServerProcess) -> None:
     server.lookup({"tags": [["red", "?"], ["!"]]})
     found = scrape(server)
     table = {"model": "default", "table": "tag", "version": 1}
@@ -158,8 +165,7 @@ def test_strings_that_a_vocabulary_lacks_are_counted_by_table(serve: Serve) -> N
     assert found["embedding_server_table_missing_ids_total"].value(**table) == 0, "they have a row, the OOV row"
 
 
-def test_both_paths_give_one_text(serve: Serve) -> None:
-    server = serve().ready()
+def test_both_paths_give_one_text(server: ServerProcess) -> None:
     server.lookup({"user": [1]})
     scrape(server)  # A scrape is a control request, and its own series comes with the next one.
     assert series(scrape(server, OWN)) == series(scrape(server, DEFAULT)) != set()
@@ -191,8 +197,7 @@ def test_a_file_that_can_not_be_used_stops_the_start(serve: Serve, tmp_path: Pat
     assert f"--monitoring_config_file={config}: prometheus_config.path is 'x'" in server.text()
 
 
-def test_no_request_makes_a_series_of_its_own(serve: Serve) -> None:
-    server = serve().ready()
+def test_no_request_makes_a_series_of_its_own(server: ServerProcess) -> None:
     server.lookup({"user": [1]})
     server.predict_grpc({"user": np.array([1])}, "lookup")
 
@@ -261,8 +266,7 @@ def test_a_replay_of_recorded_requests_is_shown(serve: Serve, tmp_path: Path) ->
     assert not found[":tensorflow:serving:request_count"].samples, "nobody asked for anything yet"
 
 
-def test_a_reader_who_never_comes_back_holds_nothing_up(serve: Serve) -> None:
-    server = serve().ready()
+def test_a_reader_who_never_comes_back_holds_nothing_up(server: ServerProcess) -> None:
     with httpx.Client(base_url=server.http.base_url) as other, other.stream("GET", OWN) as response:
         assert response.status_code == 200
         server.lookup({"user": [1]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -13,10 +14,18 @@ from grpc_health.v1 import health_pb2
 from embedding_client.client import EmbeddingClient
 from service.artifact.protos import message_class
 from tests.integration.conftest import Serve
-from tests.integration.process import PATIENCE_S, until
+from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.toy_model import write_toy_model
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.fixture(scope="module")
+def reference(toy_model: Path) -> Iterator[ServerProcess]:
+    """Starts a reference server with a low limit on bodies, for tests that change nothing."""
+    settings = {"model_base_path": toy_model, "graph_signatures": "off", "max_request_bytes": 1024}
+    with ServerProcess(data_plane="reference", **settings) as server:
+        yield server.ready()
 
 
 def test_the_start_says_in_one_line_that_it_is_the_reference_and_in_another_what_has_no_effect(serve: Serve) -> None:
@@ -49,20 +58,19 @@ def test_a_version_with_deltas_is_not_loaded(serve: Serve, base: Path) -> None:
     assert server.http.get("/readyz").status_code == 503
 
 
-def test_the_client_is_answered_on_both_wires(serve: Serve) -> None:
-    server = serve(data_plane="reference").ready()
+def test_the_client_is_answered_on_both_wires(reference: ServerProcess) -> None:
     ids = {"user": [1, 2], "tags": [[1], [2, 0]]}
     with (
-        EmbeddingClient(f"http://127.0.0.1:{server.http_port}", model="default") as by_http,
-        EmbeddingClient(f"127.0.0.1:{server.grpc_port}", model="default") as by_grpc,
+        EmbeddingClient(f"http://127.0.0.1:{reference.http_port}", model="default") as by_http,
+        EmbeddingClient(f"127.0.0.1:{reference.grpc_port}", model="default") as by_grpc,
     ):
         expected = by_grpc.lookup(ids)
         for name, found in by_http.lookup(ids).items():
             np.testing.assert_array_equal(found, expected[name], strict=True)
 
 
-def test_status_metadata_and_health_on_both_wires(serve: Serve) -> None:
-    with_core, reference = serve().ready(), serve(data_plane="reference").ready()
+def test_status_metadata_and_health_on_both_wires(serve: Serve, reference: ServerProcess) -> None:
+    with_core = serve().ready()
     for path in ("", "/versions/1", "/versions/9", "/metadata", "/tables", "/labels/none/metadata"):
         expected, found = (one.http.get(f"/v1/models/default{path}") for one in (with_core, reference))
         assert (found.status_code, found.json()) == (expected.status_code, expected.json())
@@ -105,8 +113,7 @@ def test_new_versions_are_served_and_a_signal_ends_the_process(serve: Serve, bas
     assert server.records[-1]["message"] == "stopped"
 
 
-def test_bodies_that_are_no_requests_are_refused_and_not_answered_as_unexpected(serve: Serve) -> None:
-    server = serve(data_plane="reference", max_request_bytes=1024).ready()
+def test_bodies_that_are_no_requests_are_refused_and_not_answered_as_unexpected(reference: ServerProcess) -> None:
     for path, body, status in (
         (":lookup", b"", 400),
         (":lookup", b"[]", 400),
@@ -125,17 +132,16 @@ def test_bodies_that_are_no_requests_are_refused_and_not_answered_as_unexpected(
         ("/tables/none:rows", b'{"ids": [1]}', 404),
         ("/tables/user:rows", b'{"ids": [1], "labels": 1}', 400),
     ):
-        response = server.http.post(f"/v1/models/default{path}", content=body)
+        response = reference.http.post(f"/v1/models/default{path}", content=body)
         assert response.status_code == status, (path, body, response.text)
         assert list(response.json()) == ["error"] and response.headers["x-error-code"]
     # As by curl -d, without a type of JSON.
     headers = {"content-type": "application/x-www-form-urlencoded"}
     body = json.dumps({"features": {"user": [1]}}).encode()
-    assert server.http.post("/v1/models/default:lookup", content=body, headers=headers).status_code == 200
+    assert reference.http.post("/v1/models/default:lookup", content=body, headers=headers).status_code == 200
 
 
-def test_what_only_the_core_has_is_refused_by_its_name(serve: Serve) -> None:
-    server = serve(data_plane="reference").ready()
+def test_what_only_the_core_has_is_refused_by_its_name(reference: ServerProcess) -> None:
     table = "/v1/models/default/tables/user"
     for method, path, body, named in (
         ("POST", f"{table}:rows", {"ids": [1], "labels": True}, '"labels" of rows'),
@@ -145,16 +151,16 @@ def test_what_only_the_core_has_is_refused_by_its_name(serve: Serve) -> None:
         ("GET", "/console", None, "/console"),
         ("GET", "/v2/models/default", None, "/v2/models/default"),
     ):
-        response = server.http.request(method, path, json=body)
+        response = reference.http.request(method, path, json=body)
         assert (response.status_code, response.headers["x-error-code"]) == (501, "UNIMPLEMENTED"), path
         text = f"The reference server has no {named}: ask a server with the native core."
         assert response.json() == {"error": text}
-    unlabelled = server.http.post(f"{table}:rows", json={"ids": [1], "labels": False})
+    unlabelled = reference.http.post(f"{table}:rows", json={"ids": [1], "labels": False})
     assert unlabelled.json() == {"rows": [[1.0, 10.0]]}
 
 
-def test_fastapi_makes_the_openapi_document_of_the_data_routes(serve: Serve) -> None:
-    document = serve(data_plane="reference").ready().http.get("/openapi.json").json()
+def test_fastapi_makes_the_openapi_document_of_the_data_routes(reference: ServerProcess) -> None:
+    document = reference.http.get("/openapi.json").json()
     lookup = document["paths"]["/v1/models/{model}:lookup"]["post"]
     (kind,) = lookup["requestBody"]["content"]
     assert kind == "application/json"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from service.graph.library import import_tensorflow
 
 # Prints whether a garbage collection met a half-imported TensorFlow, and what is left of the import's settings.
 IMPORT = """
 import gc, sys
 from service.graph.library import import_tensorflow
-if {is_off}:
-    gc.disable()
 met = set()
 
 def collecting(phase, info):
@@ -32,9 +34,24 @@ print(jax.numpy.float32(1) + 1)
 
 
 @pytest.mark.tf
-@pytest.mark.parametrize("is_off", [False, True])
-def test_nothing_is_collected_and_jax_is_not_imported_and_both_work_afterwards(is_off: bool) -> None:
+def test_nothing_is_collected_and_jax_is_not_imported_and_both_work_afterwards() -> None:
     pytest.importorskip("jax")
-    command = [sys.executable, "-W", "ignore", "-c", IMPORT.format(is_off=is_off)]
+    command = [sys.executable, "-W", "ignore", "-c", IMPORT]
     found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
-    assert found == ["0", str(not is_off), "False", "0", "2.0"]
+    assert found == ["0", "True", "False", "0", "2.0"]
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_garbage_collection_is_on_afterwards_if_it_was_before(
+    is_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorflow.py").write_text("import gc\nwas_on = gc.isenabled()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    del sys.modules["tensorflow"]
+    (gc.enable if is_on else gc.disable)()
+    try:
+        import_tensorflow()
+        assert (sys.modules["tensorflow"].was_on, gc.isenabled()) == (False, is_on)
+    finally:
+        gc.enable()

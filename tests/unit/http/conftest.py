@@ -17,6 +17,7 @@ from service.configuration.config_files import metrics_paths
 from service.control.engine import Engine
 from service.errors import IdOutOfRange, ServiceError
 from service.http.http_app import create_http_app
+from service.http.http_parts import HttpParts
 from service.types import Array, SignatureSpec, TableInfo, TensorSpec, ragged_features
 from service.versions.neighbors import Nearest, NeighborLimits, RowSearch
 from service.versions.registry import Registry
@@ -146,7 +147,7 @@ def make_http(engine: Engine) -> Iterator[Callable[..., Http]]:
             "max_body_bytes": MAX_BODY_BYTES,
             "rest_api_timeout_s": 20,
         }
-        apps.append(create_http_app(engine, **(defaults | settings)))
+        apps.append(create_http_app(HttpParts(engine=engine, **(defaults | settings))))
         return Http(apps[-1])
 
     yield make

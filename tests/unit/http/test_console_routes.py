@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.http.console_routes import POLICY, ConsoleSources
+from service.http.console_routes import POLICY
+from service.http.http_parts import ConsoleSources
 from service.versions.registry import Registry
 from tests.unit.http.conftest import TABLE, Http
 
@@ -22,9 +23,9 @@ def console(make_http: Callable[..., Http]) -> Http:
     """Makes an application with a console, whose callers need no credentials."""
     change = {"at_s": 1.5, "version": 3, "state": "AVAILABLE", "message": ""}
     sources = ConsoleSources(
-        lambda: "1.2",
-        lambda model: {"stable": 3},
-        lambda model: [change],
+        version=lambda: "1.2",
+        labels=lambda model: {"stable": 3},
+        history=lambda model: [change],
         traffic=lambda: {"start_s": 1.0, "at_s": [], "models": {}},
         folders=lambda model: [2, 3],
         base_path=lambda model: f"/models/{model}",

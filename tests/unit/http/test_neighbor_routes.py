@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema_rs
 import pytest
 
 from service.control.engine import Engine
-from service.http.http_app import create_http_app
 from tests.conftest import RecordingObserver
 from tests.unit.http.conftest import Http, error_text
 
@@ -18,22 +16,15 @@ TAGS = "/v1/models/toy/tables/tag:neighbors"
 
 
 @pytest.fixture
-def http(toy_engine: Engine) -> Iterator[Http]:
+def engine(toy_engine: Engine) -> Engine:
+    """Returns the engine over the toy model, which replaces the one of this folder's other tests."""
+    return toy_engine
+
+
+@pytest.fixture
+def http(make_http: Callable[..., Http]) -> Http:
     """Makes a client of an application over the toy model."""
-    app = create_http_app(
-        toy_engine,
-        metrics=lambda: (b"", "text/plain"),
-        metrics_paths=(),
-        max_body_bytes=1 << 16,
-        rest_api_timeout_s=20,
-    )
-    yield Http(app)
-
-    async def shut_down() -> None:
-        async with app.router.lifespan_context(app):
-            pass
-
-    asyncio.run(shut_down())
+    return make_http(max_body_bytes=1 << 16)
 
 
 # Rows of "tag" are [i, i * i, 1]; its keys are red, green and blue for rows 1 to 3, and row 0 has none.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -160,14 +158,6 @@ def test_arguments_order_and_defaults_are_those_of_2_15() -> None:
         ("partition_strategy", "div"),
         ("profile_data_directory", None),
     ]
-
-
-def test_the_package_is_imported_without_tensorflow() -> None:
-    code = (
-        "import sys, model_export.spec.embedding_config_spec\n"
-        "sys.exit('tensorflow' in sys.modules or 'tf_keras' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.parametrize(
