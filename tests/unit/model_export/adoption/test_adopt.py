@@ -295,6 +295,22 @@ def test_an_added_lookup_adds_as_the_graph_does_and_is_compared_with_its_rows(tm
     assert "the rows that 'serving_default' gathers" in compared
 
 
+def test_ids_that_read_no_row_are_told_and_looked_up_by_tensorflow(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.films = tf.Variable(np.arange(40, dtype=np.float32).reshape(20, 2))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int64)])  # type: ignore[untyped-decorator]
+    def greatest(ids: Any) -> dict[str, Any]:
+        known = tf.ragged.boolean_mask(ids, ids >= 0)
+        return {"greatest": tf.reduce_max(tf.gather(module.films, known).to_tensor(default_value=-9.0), 1)}
+
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures=greatest)
+    lines: list[str] = []
+    artifact = adopt(tmp_path / "saved", out=tmp_path / "out", measure=False, say=lines.append)
+    assert not manifest_of(artifact).signatures["serving_default"].features
+    assert any("reads no row in a trial; by the graph's ops it is refused" in line for line in lines), lines
+
+
 def test_a_name_that_is_taken_is_refused(tf2_model: Path, tmp_path: Path) -> None:
     first = adopt(tf2_model, spec_file(tmp_path, ONE_FEATURE + "[lookup]\n"), tmp_path / "out")
     with pytest.raises(ExportError, match="has a lookup manifest already"):
