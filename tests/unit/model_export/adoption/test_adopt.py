@@ -84,7 +84,7 @@ def spec_file(folder: Path, text: str) -> Path:
 
 def served(artifact: Path, signature: str, inputs: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Returns the outputs of the server's own lookups, without TensorFlow."""
-    servable = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("model", 1, artifact)
+    servable = ServableLoader(frozenset({"serve"}), "off", compile_native)("model", 1, artifact)
     arrays = {name: np.asarray(value, np.int64) for name, value in inputs.items()}
     outputs = tuple(manifest_of(artifact).signatures[signature].features)
     entry = manifest_of(artifact).signatures[signature]
@@ -253,7 +253,7 @@ def test_a_spec_that_the_graph_does_not_say_is_believed_only_if_allowed(tmp_path
         adopt(tmp_path / "saved", spec, tmp_path / "out")
     artifact = adopt(tmp_path / "saved", spec, tmp_path / "out", allow_unproven=True)
     assert manifest_of(artifact).provenance["unproven"] == ["serving_default/film"]
-    servable = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("model", 1, artifact)
+    servable = ServableLoader(frozenset({"serve"}), "off", compile_native)("model", 1, artifact)
     assert servable.unproven == ("serving_default/film",)
     assert served(artifact, "serving_default", {"film": [3]}) == {"film": [[6, 7]]}
 
