@@ -53,6 +53,14 @@ class State(IntEnum):
     END = 50
 
 
+class GraphThreads(NamedTuple):
+    """Numbers of TensorFlow's threads: of all, and, if they are set, of those within an operation and side by side."""
+
+    all: int
+    within_op: int | None = None
+    side_by_side: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
     """The state of one version, as a model's status reports it; code is "OK" unless the last load failed."""

@@ -209,7 +209,7 @@ def serving(base: Path, *, name: str = "toy", version: int = 1) -> Registry:
     registry = Registry(lambda model, status: None)
     registry.add_model(name)
     registry.start(name, version)
-    registry.publish(ServableLoader(frozenset({"serve"}), "off", 1, compile_native)(name, version, base / str(version)))
+    registry.publish(ServableLoader(frozenset({"serve"}), "off", compile_native)(name, version, base / str(version)))
     return registry
 
 

@@ -332,10 +332,11 @@ class _Trial:
             if got is None:
                 return "refused"
             rows = set(self._probe.rows_read(self._graph, self._read, request).tolist())
-            dim = self._table.info.embedding_dim
+            if len(rows) != 1:
+                return None
             row = rows.pop()
-            is_row = not rows and got.reshape(-1)[:dim].tobytes() == self._stored(np.array([row])).tobytes()
-            return row if is_row else None
+            vector = got.reshape(-1)[: self._table.info.embedding_dim]
+            return row if vector.tobytes() == self._stored(np.array([row])).tobytes() else None
         good = int(self._draw(1)[0])
         # Beside a known id, a dropped id changes nothing.
         alone, beside = (

@@ -342,7 +342,7 @@ def find_policy(pieces: Sequence[Piece], vocabulary_size: int, outcome: Callable
             if row == NO_PART and found != "dropped":
                 found = "refused"
             if found != "dropped" and found != (wanted := row_at(row, end, size)):
-                raise NotRead(f"id {end} reads {found!r} in a trial, and row {wanted!r} by the graph's ops")
+                raise NotRead(f"id {end} {_said(found)} in a trial; by the graph's ops it {_said(wanted)}")
             if inside and found != end:
                 raise NotRead(f"id {end} {_said(found)}")
             if not inside:

@@ -22,7 +22,7 @@ from service.artifact.protos import message_class
 from service.artifact.signature_def import read_signatures
 from service.errors import ArtifactError, ServiceError
 from service.reference.graphs import Graph, first_line
-from service.types import INIT_SIGNATURE, Array, SignatureSpec
+from service.types import INIT_SIGNATURE, Array, GraphThreads, SignatureSpec
 
 SERVE = ("serve",)
 SERVE_TPU = ("serve", "tpu")
@@ -135,7 +135,7 @@ def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[Sig
     Raises:
       ExportError: TensorFlow can not load the MetaGraph; the message holds TensorFlow's error.
     """
-    graph = Graph(artifact, frozenset(tags), (0, 0))
+    graph = Graph(artifact, frozenset(tags), GraphThreads(0))
     try:
         signatures = read_signatures(artifact / "saved_model.pb", frozenset(tags))
         graph.open()

@@ -71,6 +71,18 @@ impl GraphSession {
         Ok(GraphCall { session: Arc::clone(&self.session), call })
     }
 
+    /// Lets a second session, with a `ConfigProto`, run long requests.
+    ///
+    /// Args:
+    ///   steps: operations that prepare it, each with the texts of scalar tensors that are fed.
+    ///   `num_weights`: numbers that are multiplied for each row of a request.
+    ///
+    /// Raises `GraphFailure` if the session is closed.
+    fn open_for_long_runs(&self, config: Vec<u8>, steps: Vec<session::Step>, num_weights: u64) -> PyResult<()> {
+        open_session(&self.session)?.open_for_long_runs(config, steps, num_weights);
+        Ok(())
+    }
+
     /// Returns the shape of a tensor as far as the graph says it: None in place of a size, or of the whole shape.
     ///
     /// Raises `GraphFailure` if the graph lacks the tensor.

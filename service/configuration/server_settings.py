@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from service.configuration.control_groups import num_processors
+from service.types import GraphThreads
 
 # Type of a setting of a TCP port: a number, 0 for no port, or "auto" for a free port that the system picks.
 Port: TypeAlias = int | Literal["auto"]
@@ -192,7 +193,8 @@ class ServerSettings:
     )
     tensorflow_intra_op_parallelism: int = setting(
         0,
-        "TensorFlow threads within an operation; 0: as tensorflow_session_parallelism.",
+        "TensorFlow threads within an operation; 0: as tensorflow_session_parallelism; if that is 0, too, one, and in "
+        "long runs as many as --threads=auto.",
         0,
         1024,
     )
@@ -251,10 +253,9 @@ class ServerSettings:
         return self.tensorflow_session_parallelism or num_processors()
 
     @property
-    def parallelism(self) -> tuple[int, int | None]:
-        """Threads within one TensorFlow operation, and operations that run at the same time; None: not given."""
-        own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)
-        return own[0] or self.graph_threads, own[1] or None
+    def parallelism(self) -> GraphThreads:
+        within_op = self.tensorflow_intra_op_parallelism or self.tensorflow_session_parallelism
+        return GraphThreads(self.graph_threads, within_op or None, self.tensorflow_inter_op_parallelism or None)
 
     @property
     def warmup_iterations(self) -> int:

@@ -296,6 +296,9 @@ def prepare_libraries() -> None:
     """Sets environment variables that TensorFlow and numpy read at their import, unless the user has set them."""
     # Level 3 keeps all of TensorFlow's own log messages, except fatal ones, out of the server's log.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # Each session then has its own threads for work within an operation, as many as its config says. By default, all
+    # have those of the first one.
+    os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
     # One thread is enough for OpenBLAS in numpy, as lookups multiply no matrices; by default it starts a thread for
     # each processor, and each spins for 50 ms.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

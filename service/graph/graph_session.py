@@ -7,7 +7,8 @@ session of the core too, so a graph's variables are in memory once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from service.graph.library import find_core, import_tensorflow
 from service.graph.restoring import Saved, Step, add_restore, asset_paths, checkpoint_prefix, init_op
 from service.graph.synchronous_ops import may_run_on_one_thread
 from service.graph.table_reads import NotProven
-from service.types import Array
+from service.types import Array, GraphThreads
 
 if TYPE_CHECKING:
     from service import _native
@@ -33,6 +34,12 @@ logger = logging.getLogger(__name__)
 # Type of a function that runs a part of a graph: takes one array for each fed tensor, and returns the fetched arrays.
 GraphCall = Callable[..., list[Array]]
 Shape = tuple[int | None, ...]
+
+# Operations that multiply a matrix of weights with each row of a request, and those that pass a variable on to them.
+_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D"})
+_READS = frozenset({"ReadVariableOp", "Identity", "Cast", "Reshape", "Transpose", "ExpandDims"})
+# Of a graph that is opened only once, one with as many weights has several threads for an operation.
+_MANY_WEIGHTS = 1 << 20
 
 # Numbers of google.rpc.Code, which TensorFlow uses too.
 INVALID_ARGUMENT, FAILED_PRECONDITION, OUT_OF_RANGE, UNIMPLEMENTED = 3, 9, 11, 12
@@ -45,6 +52,16 @@ class GraphError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+class LongRuns(NamedTuple):
+    """The second session of a graph, whose operations use several threads; the core opens it for its first long run.
+
+    config: a ConfigProto, serialized. num_weights: numbers that are multiplied for each row of a request.
+    """
+
+    config: bytes
+    num_weights: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +78,28 @@ class GraphProgram:
     config: bytes
     steps: tuple[Step, ...]
     is_single_threaded: bool
+    long_runs: LongRuns | None = None
 
 
 def make_program(
-    graph_def: Any, steps: Sequence[Step], *, threads: int, inter_op_threads: int | None, side_by_side: bool = False
+    graph_def: Any,
+    steps: Sequence[Step],
+    threads: GraphThreads,
+    *,
+    num_weights: int,
+    may_open_twice: bool = False,
+    side_by_side: bool = False,
 ) -> GraphProgram:
     """Returns the program of a graph, which runs on the thread of each request if that is safe.
 
     Args:
-      threads, inter_op_threads: TensorFlow's threads within an operation, and for operations side by side; 0:
-        TensorFlow chooses; None: as many as threads.
+      num_weights: how many weights the graph's products read (num_weights()).
+      may_open_twice: a second session may run long requests: the graph keeps no state, and has few variables.
       side_by_side: the pool's threads run operations side by side, even if one thread could run all.
     """
     config = message_class("tensorflow.ConfigProto")()
-    config.intra_op_parallelism_threads = threads
-    config.inter_op_parallelism_threads = threads if inter_op_threads is None else inter_op_threads
+    config.intra_op_parallelism_threads = threads.within_op or threads.all
+    config.inter_op_parallelism_threads = threads.side_by_side or config.intra_op_parallelism_threads
     # The other executor hands each run to a thread of the pool, and back. Measured with one row and three gathers: 9.4
     # us a run, 3.5 in the caller's thread; with 128 rows and layers of 160, 256 and 1 columns: 219 us and 173 us.
     is_single_threaded = not side_by_side and may_run_on_one_thread(graph_def)
@@ -83,7 +107,36 @@ def make_program(
         config.experimental.executor_type = "SINGLE_THREADED_EXECUTOR"
         # This executor can not run a graph whose nodes are placed on several devices, and kernels for GPUs may wait.
         config.device_count["GPU"] = 0
-    return GraphProgram(graph_def.SerializeToString(), config.SerializeToString(), tuple(steps), is_single_threaded)
+    long_runs = None
+    if is_single_threaded and threads.within_op is None and (may_open_twice or num_weights < _MANY_WEIGHTS):
+        if may_open_twice and num_weights and threads.all > 1:
+            long_runs = LongRuns(config.SerializeToString(), num_weights)
+        config.intra_op_parallelism_threads = 1
+    return GraphProgram(
+        graph_def.SerializeToString(), config.SerializeToString(), tuple(steps), is_single_threaded, long_runs
+    )
+
+
+def num_weights(nodes: Iterable[Any]) -> int:
+    """Counts the numbers of the matrices that the products of a graph read; each is multiplied once for each row."""
+    by_name = {node.name: node for node in nodes}
+    return sum(
+        _num_elements(by_name, node_of(name))
+        for node in by_name.values()
+        if node.op in _PRODUCTS
+        for name in node.input
+        if not name.startswith("^")
+    )
+
+
+def _num_elements(nodes: Mapping[str, Any], name: str) -> int:
+    """Returns the number of elements of a variable or constant that a tensor is read from; 0 if it is computed."""
+    while (node := nodes.get(name)) is not None and node.op in _READS:
+        name = node_of(node.input[0])
+    if node is None or node.op not in ("VarHandleOp", "VariableV2", "Const"):
+        return 0
+    shape = node.attr["value"].tensor.tensor_shape if node.op == "Const" else node.attr["shape"].shape
+    return math.prod(max(dim.size, 0) for dim in shape.dim)
 
 
 class GraphSession(Protocol):
@@ -178,6 +231,11 @@ class CoreSession:
         self.number: int | None = session.number
         self.config = config
 
+    def open_for_long_runs(self, long_runs: LongRuns, steps: Sequence[Step]) -> None:
+        """Gives the core what it needs to open the second session, at the first long run."""
+        prepared = [(operation, [*feeds.items()]) for operation, feeds in steps]
+        self._session.open_for_long_runs(long_runs.config, prepared, long_runs.num_weights)
+
     def call(self, feed: Sequence[str], fetch: Sequence[str], target: Sequence[str] = ()) -> GraphCall:
         """Returns a function that runs a part of the graph in the native core.
 
@@ -218,6 +276,8 @@ def open_session(program: GraphProgram) -> GraphSession:
     """Opens a graph in the native core, or in Python if the core can not; raises GraphError."""
     session = _open_in_core(program) or PythonSession(program)
     prepare(session, program)
+    if program.long_runs is not None and isinstance(session, CoreSession):
+        session.open_for_long_runs(program.long_runs, program.steps)
     return session
 
 
@@ -338,24 +398,24 @@ class DenseGraph:
             self._nodes.setdefault(name, node)
 
     def open(
-        self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int | None
+        self, artifact: Path, saved: Mapping[str, Saved], threads: GraphThreads, *, may_open_twice: bool = False
     ) -> DenseSession:
         """Opens a TensorFlow session over the nodes that add() has collected, and restores their variables.
 
         Raises NotProven if one of the nodes reads an embedding table.
         """
-        program = self._program(artifact, saved, threads=threads, inter_op_threads=inter_op_threads)
+        program = self._program(artifact, saved, threads, may_open_twice=may_open_twice)
         return DenseSession(open_session(program), frozenset(self._nodes), program.is_single_threaded)
 
     def open_in_python(self, artifact: Path, saved: Mapping[str, Saved]) -> Any:
         """Opens the dense graph as a tf.compat.v1.Session with one thread, whose graph can still be extended."""
-        program = self._program(artifact, saved, threads=1, inter_op_threads=1)
+        program = self._program(artifact, saved, GraphThreads(1))
         opened = PythonSession(program)
         prepare(opened, program)
         return opened.session
 
     def _program(
-        self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int | None
+        self, artifact: Path, saved: Mapping[str, Saved], threads: GraphThreads, *, may_open_twice: bool = False
     ) -> GraphProgram:
         init, assets = self._add_init(), asset_paths(self._meta_graph, artifact)
         graph_def = type(self._meta_graph.graph_def)()
@@ -369,7 +429,8 @@ class DenseGraph:
         steps: list[Step] = [(restored, {})]
         if init:
             steps.append((init, {tensor: path for tensor, path in assets.items() if node_of(tensor) in self._nodes}))
-        return make_program(graph_def, steps, threads=threads, inter_op_threads=inter_op_threads)
+        weights = num_weights(graph_def.node)
+        return make_program(graph_def, steps, threads, num_weights=weights, may_open_twice=may_open_twice)
 
     def _add_init(self) -> str:
         name = init_op(self._meta_graph)

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from service.artifact.signature_def import tensor_names
 from service.errors import ArtifactError
 from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of, reachable
-from service.graph.graph_session import GraphError, GraphSession, make_program, open_session
+from service.graph.graph_session import GraphError, GraphSession, make_program, num_weights, open_session
 from service.graph.restoring import Step, prepared
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.synchronous_ops import are_stateless, may_run_on_one_thread
-from service.types import INIT_SIGNATURE
+from service.types import INIT_SIGNATURE, GraphThreads
 
 # Ops that make a resource.
 _RESOURCES = frozenset({"VarHandleOp", "HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2"})
@@ -55,30 +55,24 @@ class SavedModelBackend:
 def open_savedmodel(
     artifact: Path,
     tags: frozenset[str],
-    *,
-    threads: int,
-    inter_op_threads: int | None = None,
+    threads: GraphThreads,
 ) -> SavedModelBackend:
     """Opens a backend for a SavedModel: loads its graph and restores its variables.
 
     Args:
       tags: tags of the MetaGraph; a MetaGraph with "tpu" is lowered for this machine's CPU first, in memory.
-      threads, inter_op_threads: as in make_program. With more than one inter_op_thread, operations run side by side.
+      threads: if those that run operations side by side are set, and are several, they do.
 
     Raises:
       ArtifactError: TensorFlow can not load the SavedModel, in TensorFlow's words; or its graph needs a TPU.
     """
-    side_by_side = inter_op_threads not in (None, 1)
+    side_by_side = threads.side_by_side not in (None, 1)
     try:
         meta_graph, steps = prepared(artifact, tags)
         flat = None if side_by_side else _Inlined.of(meta_graph, steps)
-        program = make_program(
-            meta_graph.graph_def if flat is None else flat.graph_def,
-            steps,
-            threads=threads,
-            inter_op_threads=inter_op_threads,
-            side_by_side=side_by_side,
-        )
+        graph_def = meta_graph.graph_def if flat is None else flat.graph_def
+        weights = num_weights(graph_def.node)
+        program = make_program(graph_def, steps, threads, num_weights=weights, side_by_side=side_by_side)
         session = open_session(program)
     except ArtifactError as error:
         raise ArtifactError(f"{artifact}: {error.message}") from error

@@ -43,7 +43,7 @@ from service.graph.tower import (
     request_feed,
     rows_of,
 )
-from service.types import Array, SignatureSpec, Table, Tensors
+from service.types import Array, GraphThreads, SignatureSpec, Table, Tensors
 
 # Maximum number of elements in a constant between a feature's inputs and its lookup. A larger constant may map ids to
 # other ids, which the probe requests could miss.
@@ -174,14 +174,9 @@ def open_tower(
     signatures: Mapping[str, SignatureSpec],
     mapped: MappedTables,
     tags: frozenset[str],
-    *,
-    threads: int,
-    inter_op_threads: int | None = None,
+    threads: GraphThreads,
 ) -> TowerBackend | None:
     """Cuts lookups out of the given signatures' graphs, and opens a session for the rest; None if none can be cut.
-
-    Args:
-      threads, inter_op_threads: as in make_program.
 
     Raises:
       ArtifactError: TensorFlow can not load the towers.
@@ -203,7 +198,8 @@ def open_tower(
             of_rows = {read.rows: mapped.tables[read.table].info.dtype for read in candidate.reads}
             placeholders = {node_of(rows): tensor_proto.dtype_number(dtype) for rows, dtype in of_rows.items()}
             dense.add(candidate.flat, _left(candidate), placeholders, candidate.follow)
-        opened = dense.open(artifact, saved, threads=threads, inter_op_threads=inter_op_threads)
+        keeps_state = any(candidate.effects for candidate in candidates)
+        opened = dense.open(artifact, saved, threads, may_open_twice=not keeps_state)
     except (NotProven, ArtifactError, KeyError) as error:
         logger.info("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None

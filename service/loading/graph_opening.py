@@ -26,7 +26,7 @@ from service.tables.backend import LookupBackend, OpenedLookups
 from service.tables.plan import FeaturePlan
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
-from service.types import Array, Backend, SignatureSpec
+from service.types import Array, Backend, GraphThreads, SignatureSpec
 from service.versions.servable import Servable
 from service.wire.config_protos import BatchingParameters
 
@@ -41,9 +41,7 @@ def open_towers(
     signatures: Mapping[str, SignatureSpec],
     tags: frozenset[str],
     compile_native: CompileNative,
-    *,
-    threads: int,
-    inter_op_threads: int | None = None,
+    threads: GraphThreads,
 ) -> TowerBackend | None:
     """Takes the lookups out of signatures' graphs, and opens the rest (a tower); None if no lookup can be taken out.
 
@@ -66,7 +64,7 @@ def open_towers(
     ]
     keys = {entry.variable: name for name, entry in manifest.tables.items() if name in tables}
     mapped = MappedTables(tables, keys, claims, core_lookups(claimed, lookups, compile_native))
-    return open_tower(artifact, signatures, mapped, tags, threads=threads, inter_op_threads=inter_op_threads)
+    return open_tower(artifact, signatures, mapped, tags, threads)
 
 
 def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: OpenedLookups) -> list[Claim]:
@@ -147,8 +145,7 @@ class GraphOpening:
     compile_native: CompileNative
     tags: frozenset[str]
     is_lazy: bool
-    threads: int
-    inter_op_threads: int | None
+    threads: GraphThreads
     has_towers: bool
 
     def whole(self, path: Path) -> Backend:
@@ -175,8 +172,7 @@ class GraphOpening:
                 cut_specs,
                 self.tags,
                 self.compile_native,
-                threads=self.threads,
-                inter_op_threads=self.inter_op_threads,
+                self.threads,
             )
         if tower is not None:
             tower = _only_run_in_core(tower)
@@ -197,7 +193,7 @@ class GraphOpening:
         return backends
 
     def _open_now(self, path: Path) -> SavedModelBackend:
-        return open_savedmodel(path, self.tags, threads=self.threads, inter_op_threads=self.inter_op_threads)
+        return open_savedmodel(path, self.tags, self.threads)
 
 
 def _only_run_in_core(tower: TowerBackend) -> TowerBackend | None:

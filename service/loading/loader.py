@@ -35,7 +35,7 @@ from service.tables.guarded_files import Stored
 from service.tables.remote_table import RemoteTable
 from service.tables.residency import Residency
 from service.tables.table import MappedTable
-from service.types import Array, runnable
+from service.types import Array, GraphThreads, runnable
 from service.versions.loads import LoadRules, OpenStore
 from service.versions.model_config import ModelConfig, Origin
 from service.versions.servable import Servable
@@ -184,7 +184,6 @@ class ServableLoader:
 
     graph_signatures: "auto", "whole", "lazy" or "off", as in Settings.
     compile_native: compiles versions for the native core.
-    graph_threads, inter_op_threads: TensorFlow's threads, as in make_program.
     warmup_iterations: how often each recorded warm-up request is run; 0: warm-up requests are not run.
     on_warmup: called after each replay of warm-up requests.
     batching: the rules by which the core batches graph runs; None: each request runs by itself.
@@ -204,10 +203,9 @@ class ServableLoader:
 
     tags: frozenset[str]
     graph_signatures: str
-    graph_threads: int
     compile_native: CompileNative
     warmup_iterations: int = 1
-    inter_op_threads: int | None = None
+    graph_threads: GraphThreads = GraphThreads(1)
     on_warmup: WarmupObserver | None = None
     batching: BatchingRules | None = None
     has_towers: bool = True
@@ -380,14 +378,8 @@ class ServableLoader:
         # of graphs are imported.
         from service.loading.graph_opening import GraphOpening
 
-        return GraphOpening(
-            self.compile_native,
-            self.tags,
-            self.graph_signatures == "lazy",
-            self.graph_threads,
-            self.inter_op_threads,
-            self.has_towers,
-        )
+        is_lazy = self.graph_signatures == "lazy"
+        return GraphOpening(self.compile_native, self.tags, is_lazy, self.graph_threads, self.has_towers)
 
 
 def _native_graphs(
@@ -446,16 +438,14 @@ def create_load_rules(
       wake_follower: called when this server changed rows. origin_of: returns who chose a model's base path. The others
         are fields of ServableLoader and LoadRules.
     """
-    threads, inter_op_threads = settings.parallelism
     pruning = journal_pruning(settings)
     return LoadRules(
         load=ServableLoader(
             settings.tags,
             settings.graph_signatures,
-            threads,
             partial(compile_native, has_hot_rows=settings.hot_rows, strict_shapes=settings.strict_shapes),
             settings.warmup_iterations,
-            inter_op_threads,
+            settings.parallelism,
             on_warmup=metrics.warmups.warmed_up,
             batching=batching,
             has_towers=settings.graph_signatures != "whole",

@@ -36,7 +36,7 @@ from service.reference.rows import Table
 from service.tables.backend import LookupBackend, OpenedLookups, open_lookups
 from service.tables.guarded_files import GuardedFiles
 from service.tables.table import MappedTable
-from service.types import Array, Backend, SignatureSpec, Tensors, TensorSpec
+from service.types import Array, Backend, GraphThreads, SignatureSpec, Tensors, TensorSpec
 from service.versions.servable import Servable
 from service.wire.predict_proto import decode_inputs, decode_request, decode_response, encode_request, encode_response
 
@@ -152,10 +152,10 @@ class Trial:
             name: spec for name, spec in lookups.signatures.items() if name in names
         }
         predicts = {name: spec for name, spec in self.signatures.items() if name not in lookups.lookup_names}
-        graphs = open_savedmodel(artifact, tags, threads=1)
+        graphs = open_savedmodel(artifact, tags, GraphThreads(1))
         self._cut = cut_servable(artifact, manifest, lookups, predicts, tags)
         self._whole = _compiled(Servable(_MODEL, 1, specs, dict.fromkeys(specs, graphs)), None)
-        self._in_python = Graph(artifact, tags, (1, 1))
+        self._in_python = Graph(artifact, tags, GraphThreads(1))
 
     def __enter__(self) -> Trial:
         return self
@@ -212,7 +212,9 @@ def cut_servable(
 
     Servable.not_run has the signatures that the core does not run, and why.
     """
-    towers = open_towers(artifact, manifest, lookups, predicts, tags, compile_native, threads=1) if predicts else None
+    towers = (
+        open_towers(artifact, manifest, lookups, predicts, tags, compile_native, GraphThreads(1)) if predicts else None
+    )
     cuts: dict[str, TowerBackend] = {} if towers is None else dict.fromkeys(towers.cuts, towers)
     backends: dict[str, Backend] = {**dict.fromkeys(lookups.lookup_names, lookups.backend), **cuts}
     return _compiled(Servable(_MODEL, 1, lookups.signatures, backends, lookups.tables), lookups)

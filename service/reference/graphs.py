@@ -25,18 +25,14 @@ from service.errors import (
 )
 from service.graph.restoring import prepared
 from service.graph.sparse import feed_with_sparse, read_sparse_names
-from service.types import Array, SignatureSpec, Tensors
+from service.types import Array, GraphThreads, SignatureSpec, Tensors
 
 
 class Graph:
-    """A SavedModel's graph in a session, opened at the first run. Concurrency: any thread.
+    """A SavedModel's graph in a session, opened at the first run. Concurrency: any thread."""
 
-    Args:
-      parallelism: TensorFlow's threads within an operation, and for operations side by side; None: as many.
-    """
-
-    def __init__(self, artifact: Path, tags: frozenset[str], parallelism: tuple[int, int | None]) -> None:
-        self._artifact, self._tags, self._parallelism = artifact, tags, parallelism
+    def __init__(self, artifact: Path, tags: frozenset[str], threads: GraphThreads) -> None:
+        self._artifact, self._tags, self._threads = artifact, tags, threads
         self._opening = threading.Lock()
         self._session: Any = None
         self._sparse: Mapping[str, Any] = {}
@@ -51,8 +47,11 @@ class Graph:
 
             v1, artifact = tf.compat.v1, self._artifact
             meta_graph, steps = prepared(artifact, self._tags)
-            graph, (intra, inter) = tf.Graph(), self._parallelism
-            config = v1.ConfigProto(intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter or intra)
+            graph, threads = tf.Graph(), self._threads
+            config = v1.ConfigProto(
+                intra_op_parallelism_threads=threads.within_op or 1,
+                inter_op_parallelism_threads=threads.side_by_side or threads.all,
+            )
             try:
                 with graph.as_default():
                     tf.import_graph_def(v1.GraphDef.FromString(meta_graph.graph_def.SerializeToString()), name="")

@@ -80,7 +80,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write_described_model(base / "1")
     with (
         server_of({"described": base}, tmp_path_factory.mktemp("served"), graph_signatures="off") as server,
-        closing(ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("described", 1, base / "1")) as opened,
+        closing(ServableLoader(frozenset({"serve"}), "off", compile_native)("described", 1, base / "1")) as opened,
     ):
         yield Served(opened, server, wires_of_server(server), HttpClient(server.http))
 

@@ -158,4 +158,4 @@ def test_the_initialiser_of_tensorflow_2_is_listed_and_can_not_be_called(
 @pytest.mark.parametrize("folder", ["bad_half_plus_two/00000123", "saved_model_half_plus_two_tflite/00000123"])
 def test_what_is_no_saved_model(tf_serving_testdata: Path, folder: str) -> None:
     with pytest.raises(ArtifactError, match="saved_model.pb"):
-        ServableLoader(frozenset({"serve"}), "auto", 1, compile_native)("bad", 123, tf_serving_testdata / folder)
+        ServableLoader(frozenset({"serve"}), "auto", compile_native)("bad", 123, tf_serving_testdata / folder)

@@ -32,8 +32,8 @@ def folder(demo_model: Path) -> Path:
 def servables(folder: Path) -> Iterator[tuple[Servable, Servable]]:
     """Yields two servables of the model: cut, and whole."""
     pair = (
-        ServableLoader(SERVE, "auto", 1, compile_native)("m", 1, folder),
-        ServableLoader(SERVE, "auto", 1, compile_native, has_towers=False)("m", 1, folder),
+        ServableLoader(SERVE, "auto", compile_native)("m", 1, folder),
+        ServableLoader(SERVE, "auto", compile_native, has_towers=False)("m", 1, folder),
     )
     yield pair
     for servable in pair:

@@ -162,6 +162,6 @@ def test_the_server_itself_by_its_flag(golden: Path, expected: Any, examples: li
 
 def test_tags_that_are_not_there_are_refused_with_those_that_are(golden: Path) -> None:
     with pytest.raises(ArtifactError, match=r"no meta graph tagged \{serve, tpu\}\. Tags it has: \{serve\}\."):
-        ServableLoader(TAGS["tpu"], "auto", 1, compile_native)("m", 1, golden / "cpu" / "1")
+        ServableLoader(TAGS["tpu"], "auto", compile_native)("m", 1, golden / "cpu" / "1")
     with pytest.raises(ArtifactError, match=r"tagged \{gpu, serve\}\. Tags it has: \{serve\}; \{serve, tpu\}\."):
-        ServableLoader(frozenset({"serve", "gpu"}), "auto", 1, compile_native)("m", 1, golden / "tpu_v1" / "1")
+        ServableLoader(frozenset({"serve", "gpu"}), "auto", compile_native)("m", 1, golden / "tpu_v1" / "1")

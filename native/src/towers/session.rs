@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_int};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use super::c_api::{Api, Buffer, Graph, OK, Operation, Output, RawSession, Status};
 use super::tensor::Tensor;
@@ -66,6 +66,26 @@ impl Drop for StatusGuard {
     }
 }
 
+/// Products of weights from which a run is long: some 8 ms of one processor.
+///
+/// A run on one thread is left alone below it: with two threads within each operation, 32 rows of three layers of 1024
+/// columns took 1.6 times, and one row twice the processor time, and small towers had 0.6 times the requests a second.
+const LEAST_PRODUCTS: u64 = 1 << 27;
+
+/// An operation that prepares a session, and the text that is fed to each of some scalar tensors.
+pub type Step = (String, Vec<(String, Vec<u8>)>);
+
+/// The second session of a graph, which the first long run opens. Its operations use several threads, because its
+/// `config`, a serialised `ConfigProto`, says so.
+struct LongRuns {
+    config: Vec<u8>,
+    steps: Vec<Step>,
+    /// Number of weights that are multiplied for each row.
+    num_weights: u64,
+    /// None inside: TensorFlow did not open it, so the first session runs everything.
+    opened: OnceLock<Option<NonNull<RawSession>>>,
+}
+
 /// An open TensorFlow session. Dropping it frees its graph and variables. Concurrency: any thread.
 pub struct Session {
     /// Number of the session, unique in this process; a graph's description in Python names its session by this number.
@@ -73,6 +93,7 @@ pub struct Session {
     api: &'static Api,
     graph: NonNull<Graph>,
     raw: Option<NonNull<RawSession>>,
+    long_runs: OnceLock<LongRuns>,
 }
 
 // SAFETY: any thread may own or share a session, because TensorFlow's graphs and sessions have their own locks.
@@ -99,9 +120,8 @@ impl Session {
         };
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
         // From here on `session` owns the graph: dropping `session` frees it.
-        let mut session = Session { number, api, graph, raw: None };
-        // SAFETY: TensorFlow copies the bytes of the graph and of the config; this block frees all C objects that it
-        // creates.
+        let mut session = Session { number, api, graph, raw: None, long_runs: OnceLock::new() };
+        // SAFETY: TensorFlow copies the bytes of the graph; this block frees all C objects that it creates.
         unsafe {
             let buffer = (api.new_buffer_from_string)(graph_def.as_ptr().cast(), graph_def.len());
             let options = (api.new_import_options)();
@@ -110,22 +130,77 @@ impl Session {
             (api.delete_buffer)(buffer);
         }
         status.result()?;
-        // SAFETY: TensorFlow copies the bytes of the config, and this block frees the options that it creates.
-        unsafe {
-            let options = (api.new_session_options)();
-            (api.set_config)(options, config.as_ptr().cast(), config.len(), status.raw);
-            if status.result().is_ok() {
-                session.raw = NonNull::new((api.new_session)(graph.as_ptr(), options, status.raw));
-            }
-            (api.delete_session_options)(options);
-        }
-        status.result()?;
+        session.raw = session.open_raw(config)?;
         let session = Arc::new(session);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let sessions = open.get_or_insert_with(HashMap::new);
         sessions.retain(|_, session| session.strong_count() > 0);
         sessions.insert(number, Arc::downgrade(&session));
         Ok(session)
+    }
+
+    fn open_raw(&self, config: &[u8]) -> Result<Option<NonNull<RawSession>>, GraphError> {
+        let (api, status) = (self.api, StatusGuard::new(self.api));
+        let mut raw = None;
+        // SAFETY: TensorFlow copies the bytes of the config, and this block frees the options that it creates; the graph
+        // lives as long as this session, which closes `raw` before.
+        unsafe {
+            let options = (api.new_session_options)();
+            (api.set_config)(options, config.as_ptr().cast(), config.len(), status.raw);
+            if status.result().is_ok() {
+                raw = NonNull::new((api.new_session)(self.graph.as_ptr(), options, status.raw));
+            }
+            (api.delete_session_options)(options);
+        }
+        status.result().map(|()| raw)
+    }
+
+    /// Lets a second session, with `config`, run long requests; `steps` prepare it, and `num_weights` weights are
+    /// multiplied for each row.
+    pub fn open_for_long_runs(&self, config: Vec<u8>, steps: Vec<Step>, num_weights: u64) {
+        self.long_runs.get_or_init(|| LongRuns { config, steps, num_weights, opened: OnceLock::new() });
+    }
+
+    /// Returns whether a long run has opened the second session.
+    #[cfg(test)]
+    pub(super) fn is_open_for_long_runs(&self) -> bool {
+        self.long_runs.get().is_some_and(|long| matches!(long.opened.get(), Some(Some(_))))
+    }
+
+    /// Returns the session that runs `feeds`.
+    fn raw_for(&self, feeds: &[Tensor]) -> Option<NonNull<RawSession>> {
+        let Some(long) = self.long_runs.get() else { return self.raw };
+        let rows = feeds.iter().filter_map(|tensor| tensor.dims().first().copied()).max().unwrap_or(1);
+        if (rows as u64).saturating_mul(long.num_weights) < LEAST_PRODUCTS {
+            return self.raw;
+        }
+        // Without it, only speed is lost.
+        long.opened.get_or_init(|| self.open_long(long).ok().flatten()).or(self.raw)
+    }
+
+    fn open_long(&self, long: &LongRuns) -> Result<Option<NonNull<RawSession>>, GraphError> {
+        let Some(raw) = self.open_raw(&long.config)? else { return Ok(None) };
+        let prepared = long.steps.iter().try_for_each(|(operation, texts)| {
+            let feeds: Vec<_> = texts.iter().map(|(tensor, _)| tensor.as_str()).collect();
+            let callable = self.callable(&feeds, &[], &[operation])?;
+            let made = texts.iter().map(|(_, text)| Tensor::of_strings(self.api, &[], [text.as_slice()].into_iter()));
+            let fed: Option<Vec<_>> = made.collect();
+            let fed = fed.ok_or_else(|| GraphError::invalid("no tensor holds the text"))?;
+            self.run_in(raw, &callable, &fed).map(drop)
+        });
+        if prepared.is_err() {
+            self.close_raw(raw);
+        }
+        prepared.map(|()| Some(raw))
+    }
+
+    fn close_raw(&self, raw: NonNull<RawSession>) {
+        let status = StatusGuard::new(self.api);
+        // SAFETY: no run is in progress in `raw`, which no one uses from here on.
+        unsafe {
+            (self.api.close_session)(raw.as_ptr(), status.raw);
+            (self.api.delete_session)(raw.as_ptr(), status.raw);
+        }
     }
 
     /// Returns the open session with this number; None if no open session has it.
@@ -201,9 +276,19 @@ impl Session {
     /// # Errors
     /// The graph refuses the tensors or fails, or `callable` belongs to another session.
     pub fn run(&self, callable: &Callable, feeds: &[Tensor]) -> Result<Vec<Tensor>, GraphError> {
-        let (api, Some(session)) = (self.api, self.raw.filter(|_| callable.session == self.number)) else {
+        let Some(raw) = self.raw_for(feeds).filter(|_| callable.session == self.number) else {
             return Err(GraphError::invalid("the call belongs to another session"));
         };
+        self.run_in(raw, callable, feeds)
+    }
+
+    fn run_in(
+        &self,
+        session: NonNull<RawSession>,
+        callable: &Callable,
+        feeds: &[Tensor],
+    ) -> Result<Vec<Tensor>, GraphError> {
+        let api = self.api;
         if feeds.len() != callable.feeds.len() {
             let message = format!("{} tensors are fed, and {} are wanted", feeds.len(), callable.feeds.len());
             return Err(GraphError::invalid(message));
@@ -271,15 +356,13 @@ pub fn op_definition(api: &'static Api, name: &str) -> Result<Option<Vec<u8>>, G
 
 impl Drop for Session {
     fn drop(&mut self) {
-        let status = StatusGuard::new(self.api);
-        // SAFETY: no run is in progress when the session is dropped, because every run borrows the session.
-        unsafe {
-            if let Some(session) = self.raw {
-                (self.api.close_session)(session.as_ptr(), status.raw);
-                (self.api.delete_session)(session.as_ptr(), status.raw);
-            }
-            (self.api.delete_graph)(self.graph.as_ptr());
+        // No run is in progress, because every run borrows the session.
+        let long = self.long_runs.take().and_then(|long| long.opened.into_inner().flatten());
+        for raw in self.raw.into_iter().chain(long) {
+            self.close_raw(raw);
         }
+        // SAFETY: the sessions, which used the graph, are deleted.
+        unsafe { (self.api.delete_graph)(self.graph.as_ptr()) };
     }
 }
 

@@ -75,6 +75,25 @@ fn a_graph_runs_from_tensors_to_tensors() {
 }
 
 #[test]
+fn a_long_run_opens_the_second_session() {
+    let Some(api) = tensorflow() else { return };
+    for (num_weights, step, is_opened) in [(1 << 26, "y", true), ((1 << 26) - 1, "y", false), (1 << 26, "none", false)] {
+        let session = Session::open(api, &doubling(STRING as u8), &[]).unwrap();
+        let texts = vec![("x:0".to_owned(), b"a".to_vec())];
+        session.open_for_long_runs(vec![], vec![(step.to_owned(), texts)], num_weights);
+        let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
+        for rows in [1, 2] {
+            assert!(!session.is_open_for_long_runs());
+            let texts = vec![b"ab".as_slice(); rows];
+            let fed = Tensor::of_strings(api, &[i64::try_from(rows).unwrap()], texts.into_iter()).unwrap();
+            let found = session.run(&callable, &[fed]).unwrap();
+            assert_eq!(found[0].strings(), vec![b"abab"; rows]);
+        }
+        assert_eq!(session.is_open_for_long_runs(), is_opened, "{num_weights} {step}");
+    }
+}
+
+#[test]
 fn shapes_are_known_as_far_as_the_graph_says_them() {
     let Some(api) = tensorflow() else { return };
     let session = Session::open(api, &[doubling(1), node("n", "Size", &["x"], "T", 1)].concat(), &[]).unwrap();

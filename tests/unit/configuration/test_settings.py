@@ -263,10 +263,16 @@ def test_a_negative_wait_before_a_retry_is_none() -> None:
 
 @pytest.mark.parametrize(
     ("session", "intra", "inter", "threads"),
-    [(0, 0, 0, (7, None)), (3, 0, 0, (3, None)), (0, 2, 0, (2, None)), (0, 2, 5, (2, 5)), (3, 0, 5, (3, 5))],
+    [
+        (0, 0, 0, (7, None, None)),
+        (3, 0, 0, (3, 3, None)),
+        (0, 2, 0, (7, 2, None)),
+        (0, 2, 5, (7, 2, 5)),
+        (3, 0, 5, (3, 3, 5)),
+    ],
 )
 def test_tensorflows_threads_are_its_own_flags_or_one_for_each_processor(
-    session: int, intra: int, inter: int, threads: tuple[int, int | None], monkeypatch: pytest.MonkeyPatch
+    session: int, intra: int, inter: int, threads: tuple[int, int | None, int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
     settings = Settings(

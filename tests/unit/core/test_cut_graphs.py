@@ -81,8 +81,8 @@ def servables(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
     write_model(tf, version)
     serve = frozenset({"serve"})
     pair = (
-        ServableLoader(serve, "auto", 1, compile_native)("m", 1, version),
-        ServableLoader(serve, "auto", 1, compile_native, has_towers=False)("m", 1, version),
+        ServableLoader(serve, "auto", compile_native)("m", 1, version),
+        ServableLoader(serve, "auto", compile_native, has_towers=False)("m", 1, version),
     )
     yield pair
     for servable in pair:
@@ -154,7 +154,7 @@ def test_more_sets_of_outputs_than_the_core_keeps_are_answered(tf: Any, tmp_path
     x = tf.TensorSpec([None], tf.float32, "x")
     function = tf.function(lambda x: {f"y{i}": x + i for i in range(count)}, input_signature=[x], autograph=False)
     tf.saved_model.save(module, str(tmp_path / "1"), signatures={"serving_default": function})
-    loader = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native)
+    loader = ServableLoader(frozenset({"serve"}), "auto", compile_native)
     servable = loader("m", 1, tmp_path / "1")
     assert servable.native is not None
     sent = [("x", 1, [1], np.array([2], np.float32).tobytes())]

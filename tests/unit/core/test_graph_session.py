@@ -21,7 +21,7 @@ from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.reference.graphs import Graph
 from service.reference.inputs import checked
-from service.types import Array
+from service.types import Array, GraphThreads
 from service.versions.servable import Servable
 from tests.native_answers import assert_same, native_answer
 from tests.tower_zoo import SIGNATURE, ZOO, ZOO_ROWS
@@ -34,14 +34,14 @@ SERVE = frozenset({"serve"})
 
 def load(folder: Path, **options: Any) -> Servable:
     """Loads a version whose graphs the native core runs."""
-    return ServableLoader(SERVE, "auto", 1, compile_native, **options)("m", 1, folder)
+    return ServableLoader(SERVE, "auto", compile_native, **options)("m", 1, folder)
 
 
 class Reference:
     """The whole graphs of a version in a TensorFlow session of Python's, as the reference server runs them."""
 
     def __init__(self, folder: Path) -> None:
-        self._graph, self._specs = Graph(folder, SERVE, (1, 1)), read_signatures(folder / "saved_model.pb")
+        self._graph, self._specs = Graph(folder, SERVE, GraphThreads(1)), read_signatures(folder / "saved_model.pb")
 
     def answer(self, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Returns the outputs that the reference gives for a request."""

@@ -68,7 +68,7 @@ def test_what_the_core_does_not_run_is_shown(
     registry.add_model("toy")
     registry.start("toy", 1)
     with caplog.at_level(logging.INFO):
-        load = ServableLoader(frozenset({"serve"}), "off", 1, compiled)
+        load = ServableLoader(frozenset({"serve"}), "off", compiled)
         registry.publish(load("toy", 1, tmp_path / "1"))
     count = len(names.split(", ")) if names else 0
     assert core_lines(registry.loaded())[-1].endswith(f'{{model="toy",version="1"}} {count}.0')

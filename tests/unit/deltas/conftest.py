@@ -34,7 +34,7 @@ class Served:
         rules = DeltaRules(self.journal, 100, 1 << 20, 1 << 20, self.look)
         self.registry.add_model("toy")
         self.registry.start("toy", 1)
-        load = ServableLoader(frozenset({"serve"}), "off", 1, compile_native, deltas=rules)
+        load = ServableLoader(frozenset({"serve"}), "off", compile_native, deltas=rules)
         self.registry.publish(load("toy", 1, self.version))
 
     @property

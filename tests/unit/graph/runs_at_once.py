@@ -18,6 +18,7 @@ from service.graph.flat_graph import flatten
 from service.graph.graph_session import DenseGraph, GraphSession
 from service.graph.restoring import prepared, saved_tensors
 from service.graph.savedmodel import open_savedmodel
+from service.types import GraphThreads
 
 SERVE = frozenset({"serve"})
 # Threads that run a graph at once, and how often each does.
@@ -31,13 +32,13 @@ def main(folder: Path, kind: str) -> None:
     outputs = [[info.name for info in one.outputs.values()] for one in signatures]
     session: GraphSession
     if kind == "whole":
-        backend = open_savedmodel(folder, SERVE, threads=1, inter_op_threads=1)
+        backend = open_savedmodel(folder, SERVE, GraphThreads(1))
         session, fetched = backend.session, [backend.fetched(names)[0] for names in outputs]
     else:
         flat = flatten(meta_graph.graph_def, [name for names in outputs for name in names])
         dense = DenseGraph(meta_graph, {})
         dense.add(flat, set(flat.nodes), {})
-        session = dense.open(folder, saved_tensors(meta_graph), threads=1, inter_op_threads=1).session
+        session = dense.open(folder, saved_tensors(meta_graph), GraphThreads(1)).session
         # A tensor that is fed can not be fetched.
         given = {one.inputs["x"].name for one in signatures}
         fetched = [[flat.resolved(name) for name in names if flat.resolved(name) not in given] for names in outputs]

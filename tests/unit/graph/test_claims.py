@@ -77,8 +77,8 @@ def combined(servable: Servable) -> int:
 
 def same_answers(opened: list[Servable], folder: Path, requests: list[dict[str, Array]]) -> Servable:
     """Checks that a version answers and refuses requests as its whole graph does; returns the servable with towers."""
-    opened += [ServableLoader(SERVE, "auto", 1, compile_native)("m", 1, folder)]
-    opened += [ServableLoader(SERVE, "auto", 1, compile_native, has_towers=False)("m", 1, folder)]
+    opened += [ServableLoader(SERVE, "auto", compile_native)("m", 1, folder)]
+    opened += [ServableLoader(SERVE, "auto", compile_native, has_towers=False)("m", 1, folder)]
     for request in requests:
         told: list[Any] = []
         for servable in opened[-2:]:
@@ -146,5 +146,5 @@ def test_rows_without_ids(
 
 def test_a_signature_that_is_to_run_whole_does(folders: dict[str, Path], opened: list[Servable]) -> None:
     described(folders["tags"], {"tags": ("t02", TAGS)}, {}, run="whole")
-    opened += [ServableLoader(SERVE, "auto", 1, compile_native)("m", 1, folders["tags"])]
+    opened += [ServableLoader(SERVE, "auto", compile_native)("m", 1, folders["tags"])]
     assert isinstance(opened[0].backends[SIGNATURE], SavedModelBackend)

@@ -21,6 +21,7 @@ from service.graph.savedmodel import SavedModelBackend, open_savedmodel
 from service.graph.sparse import to_coo
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
+from service.types import GraphThreads
 from service.versions.servable import Servable
 
 pytestmark = pytest.mark.tf
@@ -30,7 +31,7 @@ SERVE = frozenset({"serve"})
 
 def open_folder(folder: Path) -> SavedModelBackend:
     """Opens a SavedModel's graph."""
-    return open_savedmodel(folder, SERVE, threads=2)
+    return open_savedmodel(folder, SERVE, GraphThreads(2))
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +179,7 @@ def test_a_folder_that_tensorflow_can_not_load_is_refused_in_its_words(tmp_path:
 def loaded(folder: Path) -> Servable:
     """Loads a version folder as model m, whose graphs the core runs."""
     pytest.importorskip("service._native", reason="the native core is not built")
-    return ServableLoader(SERVE, "auto", 2, compile_native)("m", int(folder.name), folder)
+    return ServableLoader(SERVE, "auto", compile_native)("m", int(folder.name), folder)
 
 
 def predict(
@@ -250,13 +251,16 @@ def test_what_is_no_savedmodel_is_refused(tf_serving_testdata: Path) -> None:
             loaded(tf_serving_testdata / name / "00000123")
 
 
-@pytest.mark.parametrize(("inter_op_threads", "side_by_side"), [(None, 2), (5, 5), (0, 0)])
+@pytest.mark.parametrize(
+    ("threads", "given"),
+    [(GraphThreads(2), (1, 2)), (GraphThreads(2, 3), (3, 3)), (GraphThreads(2, None, 5), (2, 5))],
+)
 def test_the_session_has_the_threads_it_was_given(
-    tf: Any, folder: Path, inter_op_threads: int | None, side_by_side: int
+    tf: Any, folder: Path, threads: GraphThreads, given: tuple[int, int]
 ) -> None:
-    backend = open_savedmodel(folder, SERVE, threads=2, inter_op_threads=inter_op_threads)
+    backend = open_savedmodel(folder, SERVE, threads)
     config = tf.compat.v1.ConfigProto.FromString(backend.session.config)
-    assert (config.intra_op_parallelism_threads, config.inter_op_parallelism_threads) == (2, side_by_side)
+    assert (config.intra_op_parallelism_threads, config.inter_op_parallelism_threads) == given
     backend.close()
 
 
@@ -297,7 +301,7 @@ def test_a_variable_that_no_signature_reads_is_not_restored(tf: Any, tmp_path: P
     for has_slot in (True, False):
         folder = tmp_path / f"{has_slot}"
         save(tf, folder, has_slot=has_slot)
-        servable = ServableLoader(SERVE, "auto", 2, compile_native)("m", 1, folder)
+        servable = ServableLoader(SERVE, "auto", compile_native)("m", 1, folder)
         assert predict(servable, {"x": np.array([1.0, 10.0], np.float32)})["y"].tolist() == [2.0, 30.0]
         meta_graph, steps = prepared(folder, SERVE)
         assert (steps[0][0] == meta_graph.saver_def.restore_op_name) == (not has_slot)
@@ -338,8 +342,8 @@ def test_a_graph_with_functions_does_not_run_on_its_callers_thread_alone(tf: Any
     flat = flatten(meta_graph.graph_def, ["y:0"])
     dense = DenseGraph(meta_graph, {})
     dense.add(flat, set(flat.nodes), {})
-    assert b"SINGLE_THREADED_EXECUTOR" not in dense._program(tmp_path, {}, threads=1, inter_op_threads=1).config
-    session = dense.open(tmp_path, {}, threads=1, inter_op_threads=1).session
+    assert b"SINGLE_THREADED_EXECUTOR" not in dense._program(tmp_path, {}, GraphThreads(1)).config
+    session = dense.open(tmp_path, {}, GraphThreads(1)).session
     for numbers, wanted in (([1.0, 2.0], [2.0, 4.0]), ([-1.0, -2.0], [-3.0, -6.0])):
         (found,) = session.run(["y:0"], {"x:0": np.array(numbers, np.float32)})
         assert found.tolist() == wanted
@@ -365,13 +369,57 @@ def test_graphs_flush_denormal_numbers_as_tensorflows_threads_do(tf: Any, tmp_pa
     flat = flatten(meta_graph.graph_def, ["y:0", "kept:0"])
     dense = DenseGraph(meta_graph, {})
     dense.add(flat, set(flat.nodes), {})
-    program = dense._program(tmp_path, {}, threads=1, inter_op_threads=1)
+    program = dense._program(tmp_path, {}, GraphThreads(1))
     # TensorFlow's single-threaded executor runs this graph on the thread of its caller.
     assert b"SINGLE_THREADED_EXECUTOR" in program.config
-    own = dense.open(tmp_path, {}, threads=1, inter_op_threads=1).session
+    own = dense.open(tmp_path, {}, GraphThreads(1)).session
     python = PythonSession(program)
     for found in (own.run(["y:0", "kept:0"], {"x:0": numbers}), python.run(["y:0", "kept:0"], {"x:0": numbers})):
         assert [array.tobytes() for array in found] == [array.tobytes() for array in wanted]
+
+
+def test_long_runs_have_a_session_with_all_threads_and_the_same_variables(tf: Any, tmp_path: Path) -> None:
+    from service.graph.flat_graph import flatten
+    from service.graph.graph_session import CoreSession, DenseGraph
+    from service.graph.restoring import prepared, saved_tensors
+
+    rng, module = np.random.default_rng(3), tf.Module()
+    kernel = rng.standard_normal((64, 2048)).astype(np.float32)
+    module.kernel = tf.Variable(kernel)
+    words = tf.lookup.KeyValueTensorInitializer(["a", "b"], [2.0, 3.0])
+    module.words = tf.lookup.StaticHashTable(words, 0.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 64], name="x"), tf.TensorSpec([None], tf.string, "word")])  # type: ignore[untyped-decorator]
+    def score(x: Any, word: Any) -> dict[str, Any]:
+        return {"score": tf.reduce_sum(tf.tanh(x @ module.kernel), 1) * module.words.lookup(word)}
+
+    tf.saved_model.save(module, str(tmp_path), signatures=score)
+    meta_graph, _ = prepared(tmp_path, SERVE)
+    info = meta_graph.signature_def["serving_default"]
+    flat = flatten(meta_graph.graph_def, [info.outputs["score"].name])
+    dense = DenseGraph(meta_graph, {})
+    dense.add(flat, flat.ancestors([flat.resolved(info.outputs["score"].name)]), {})
+    saved = saved_tensors(meta_graph)
+    program = dense._program(tmp_path, saved, GraphThreads(3), may_open_twice=True)
+    assert program.long_runs is not None and program.long_runs.num_weights == 64 * 2048
+    config = tf.compat.v1.ConfigProto
+    assert config.FromString(program.config).intra_op_parallelism_threads == 1
+    assert config.FromString(program.long_runs.config).intra_op_parallelism_threads == 3
+    # A user's number of threads is for all runs; a graph that is opened once, and has as few weights, has one thread.
+    assert dense._program(tmp_path, saved, GraphThreads(3, 2), may_open_twice=True).long_runs is None
+    once = dense._program(tmp_path, saved, GraphThreads(3))
+    assert once.long_runs is None and config.FromString(once.config).intra_op_parallelism_threads == 1
+    session = dense.open(tmp_path, saved, GraphThreads(3), may_open_twice=True).session
+    if not isinstance(session, CoreSession):
+        pytest.skip("the native core is not built")
+    for rows in (1, 1024):
+        x = rng.standard_normal((rows, 64)).astype(np.float32)
+        word = rng.choice(np.array([b"a", b"b", b"?"], object), rows)
+        fed = {info.inputs["x"].name: x, info.inputs["word"].name: word}
+        (found,) = session.run([flat.resolved(info.outputs["score"].name)], fed)
+        factor = np.array([{b"a": 2.0, b"b": 3.0}.get(one, 0.0) for one in word])
+        np.testing.assert_allclose(found, np.tanh(x.astype(float) @ kernel).sum(1) * factor, rtol=1e-4, atol=1e-3)
+    session.close()
 
 
 ROWS = [[4, 2, 9], [], [7], []]
@@ -429,7 +477,7 @@ def sparse_folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(sparse_folder: Path) -> Servable:
     """It, in the native core."""
-    return ServableLoader(SERVE, "auto", 1, compile_native)("m", 1, sparse_folder)
+    return ServableLoader(SERVE, "auto", compile_native)("m", 1, sparse_folder)
 
 
 def run(served: Servable, signature: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -572,7 +620,7 @@ def test_what_something_waits_for(tf: Any) -> None:
 
 
 def test_a_towers_features_are_fed_together(tower_version: Path) -> None:
-    servable = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native)("m", 1, tower_version)
+    servable = ServableLoader(frozenset({"serve"}), "auto", compile_native)("m", 1, tower_version)
     tower = servable.backends["serving_default"]
     assert isinstance(tower, TowerBackend)
     (joined,) = tower.cuts["serving_default"].fed.values()

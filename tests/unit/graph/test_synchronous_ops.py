@@ -16,7 +16,7 @@ from service.graph.graph_session import GraphError, PythonSession, make_program,
 from service.graph.library import find_core, op_definition
 from service.graph.restoring import prepared
 from service.graph.savedmodel import SavedModelBackend, open_savedmodel
-from service.types import Array
+from service.types import Array, GraphThreads
 
 pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]
 
@@ -121,7 +121,7 @@ def waiting(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _opened(folder: Path, threads: int | None = 1) -> SavedModelBackend:
-    return open_savedmodel(folder, SERVE, threads=1, inter_op_threads=threads)
+    return open_savedmodel(folder, SERVE, GraphThreads(1, side_by_side=threads))
 
 
 def _has_own_thread(config: bytes) -> bool:
@@ -148,7 +148,7 @@ def _outputs(backend: SavedModelBackend, names: tuple[str, Mapping[str, str]], x
 
 def test_a_graph_that_one_thread_may_run_gives_the_same_bits(synchronous: Path) -> None:
     meta_graph, steps = prepared(synchronous, SERVE)
-    program = make_program(meta_graph.graph_def, steps, threads=1, inter_op_threads=1)
+    program = make_program(meta_graph.graph_def, steps, GraphThreads(1), num_weights=0)
     # As it is saved, the graph calls functions.
     assert not _has_own_thread(program.config)
     whole = PythonSession(program)
@@ -170,7 +170,7 @@ def test_a_check_that_nothing_reads_still_refuses_the_request(synchronous: Path)
     from service.loading.loader import ServableLoader
 
     compile_native = pytest.importorskip("service.core.native_servable").compile_native
-    servable = ServableLoader(SERVE, "auto", 2, compile_native)("m", 1, synchronous)
+    servable = ServableLoader(SERVE, "auto", compile_native)("m", 1, synchronous)
     assert servable.native is not None
     assert servable.native.run("checked", {"x": X})["again"].tobytes() == X.tobytes()
     with pytest.raises(InvalidRequest, match="1000"):

@@ -44,7 +44,7 @@ def predict(servable: Servable, name: str, inputs: dict[str, Array]) -> dict[str
 @pytest.fixture(scope="module")
 def cut(tower_version: Path) -> Iterator[Servable]:
     """Yields a servable of the model, whose graphs are cut where they can be."""
-    servable = ServableLoader(SERVE, "auto", 2, compile_native)("m", 1, tower_version)
+    servable = ServableLoader(SERVE, "auto", compile_native)("m", 1, tower_version)
     yield servable
     servable.close()
 
@@ -52,7 +52,7 @@ def cut(tower_version: Path) -> Iterator[Servable]:
 @pytest.fixture(scope="module")
 def whole(tower_version: Path) -> Iterator[Servable]:
     """The tower model with whole graphs, which TensorFlow runs without cutting lookups out."""
-    servable = ServableLoader(SERVE, "auto", 2, compile_native, has_towers=False)("m", 1, tower_version)
+    servable = ServableLoader(SERVE, "auto", compile_native, has_towers=False)("m", 1, tower_version)
     yield servable
     servable.close()
 
@@ -66,7 +66,7 @@ def test_what_can_be_cut_is(cut: Servable, whole: Servable) -> None:
 
 def test_why_a_graph_is_not_cut_is_logged_once(tower_version: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "service.graph.tower_opening"):
-        ServableLoader(SERVE, "auto", 2, compile_native)("m", 1, tower_version).close()
+        ServableLoader(SERVE, "auto", compile_native)("m", 1, tower_version).close()
     reasons = [vars(r)["reason"] for r in caplog.records if r.getMessage() == "the whole graph is run"]
     assert len(reasons) == 1 and "reads table 'user' otherwise than row by row" in reasons[0]
 
@@ -170,8 +170,8 @@ def test_tensorflow_does_not_load_the_tables(tower_version: Path, tmp_path: Path
     assert data.count(row) == 1
     shard.write_bytes(data.replace(row, np.array([6.0, 8.0], np.float32).tobytes()))
     with pytest.raises(ArtifactError, match="TensorFlow can not load"):
-        ServableLoader(SERVE, "auto", 2, compile_native, has_towers=False)("m", 1, broken)
-    servable = ServableLoader(SERVE, "auto", 2, compile_native)("m", 1, broken)
+        ServableLoader(SERVE, "auto", compile_native, has_towers=False)("m", 1, broken)
+    servable = ServableLoader(SERVE, "auto", compile_native)("m", 1, broken)
     assert predict(servable, "rows", {"user": int64(3)})["rows"].tolist() == [[6.0, 8.0]]
     # No request can run the signature __saved_model_init_op, so the whole graph is not opened for it.
     assert INIT_SIGNATURE in servable.signatures and INIT_SIGNATURE not in servable.backends
@@ -211,8 +211,8 @@ def model(request: pytest.FixtureRequest, zoo_version: Callable[[str], Path]) ->
     """Yields a model's name, and two servables of it: cut, and whole."""
     folder = zoo_version(request.param)
     serve = frozenset({"serve"})
-    cut = ServableLoader(serve, "auto", 1, compile_native)("m", 1, folder)
-    whole = ServableLoader(serve, "auto", 1, compile_native, has_towers=False)("m", 1, folder)
+    cut = ServableLoader(serve, "auto", compile_native)("m", 1, folder)
+    whole = ServableLoader(serve, "auto", compile_native, has_towers=False)("m", 1, folder)
     yield request.param, (cut, whole)
     cut.close()
     whole.close()

@@ -88,7 +88,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], 
 
 def load(path: Path, graph_signatures: str = "off", tags: frozenset[str] = SERVE) -> Servable:
     """Loads a folder as version 1 of model "toy"."""
-    return ServableLoader(tags, graph_signatures, 3, compile_none)("toy", 1, path)
+    return ServableLoader(tags, graph_signatures, compile_none)("toy", 1, path)
 
 
 def test_without_tensorflow_lookups_run_and_the_rest_is_listed_only(toy_model: Path) -> None:
@@ -250,7 +250,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
 def shown(path: Path, graph_signatures: str = "auto", **more: Any) -> tuple[Servable, list[Servable]]:
     """Loads a folder as version 1; returns the version, and the servables that were shown before it was loaded."""
     early: list[Servable] = []
-    loader = ServableLoader(SERVE, graph_signatures, 3, compile_none, show_lookups=early.append, **more)
+    loader = ServableLoader(SERVE, graph_signatures, compile_none, show_lookups=early.append, **more)
     return loader("toy", 1, path), early
 
 
@@ -263,7 +263,7 @@ def test_lookups_are_shown_before_the_graph_is_opened(toy_model: Path, opened: l
         assert (early.is_loading, sorted(early.backends)) == (True, ["lookup", "lookup_tpu_tensor_core"])
         assert sorted(early.signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
 
-    servable = ServableLoader(SERVE, "auto", 3, compile_none, show_lookups=show)("toy", 1, toy_model / "1")
+    servable = ServableLoader(SERVE, "auto", compile_none, show_lookups=show)("toy", 1, toy_model / "1")
     assert len(seen) == len(opened) == 1
     assert (servable.is_loading, sorted(servable.backends)) == (False, sorted(servable.signatures))
 
@@ -314,7 +314,7 @@ def test_a_version_whose_tables_must_be_locked_and_can_not_is_not_loaded(
 ) -> None:
     monkeypatch.setattr(residency.LIBC, "mlock", lambda _address, _nbytes: -1)
     path = write_toy_model(tmp_path / "1")
-    loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)
+    loader = ServableLoader(frozenset({"serve"}), "off", compile_native)
     with pytest.raises(ArtifactError, match="can not be locked"):
         replace(loader, residency=Residency(lock="require"))("toy", 1, path)
     # Residency() does not require locked pages, so the version is loaded although mlock() fails.
@@ -345,7 +345,7 @@ def test_a_signature_with_a_copy_of_its_own_refuses_deltas_unless_forced(
     version = shutil.copytree(toy_model / "1", tmp_path / "toy" / "1")
     drop(version, 1, delta_bytes(version, 1, "user", [1], [[9, 9]]))
     drop(version, 2, delta_bytes(version, 2, "user", [2], [[8, 8]], flags=1))
-    loader = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native, deltas=rules(tmp_path / "journal", look))
+    loader = ServableLoader(frozenset({"serve"}), "auto", compile_native, deltas=rules(tmp_path / "journal", look))
     registry.publish(loader("toy", 1, version))
     engine = Engine(registry, RecordingObserver(), lambda: 0.0)
     assert engine.table_rows(TOY, "user", np.arange(3)).rows.tolist() == [[0, 0], [1, 10], [8, 8]]
@@ -365,7 +365,7 @@ def test_a_tower_answers_as_tensorflow_does_from_the_version_they_are_folded_int
     # are cut.
     write_delta(version, "user", np.array([1]), np.array([[-2, 5]]), force=True)
     write_delta(version, "tag", np.array([2, 0]), np.array([[4, 4], [0.5, 1]]), force=True)
-    loader = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native)
+    loader = ServableLoader(frozenset({"serve"}), "auto", compile_native)
     served = replace(loader, deltas=rules(None, lambda: None))("m", 1, version)
     folded = replace(loader, has_towers=False)("m", 2, compact(version))
     assert served.native is not None and folded.native is not None

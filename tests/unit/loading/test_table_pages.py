@@ -33,7 +33,7 @@ def made_by(*flags: str) -> TablePages | None:
 
 def load(path: Path, pages: TablePages | None, verification: TableVerification | None = None) -> Servable:
     """Loads a folder as version 1."""
-    loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native, pages=pages, verification=verification)
+    loader = ServableLoader(frozenset({"serve"}), "off", compile_native, pages=pages, verification=verification)
     return loader("toy", 1, path)
 
 

@@ -109,7 +109,7 @@ def test_the_core_runs_the_graphs_that_it_serves(tower_version: Path, monkeypatc
         return response
 
     monkeypatch.setattr(CompiledServable, "answer", noted)
-    loader = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native)
+    loader = ServableLoader(frozenset({"serve"}), "auto", compile_native)
     loaded = loader("m", 1, tower_version)
     graphs = {name for name in loaded.backends if loaded.signatures[name].kind == "predict"}
     assert answered.keys() == graphs - loaded.not_run.keys()
@@ -288,7 +288,7 @@ def lookup_log(user: int | None) -> bytes:
 def test_a_version_is_served_only_if_its_records_run(tmp_path: Path) -> None:
     artifact = write_toy_model(tmp_path / "1")
     write(artifact, lookup_log(1))
-    loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)
+    loader = ServableLoader(frozenset({"serve"}), "off", compile_native)
     servable = loader("toy", 1, artifact)
     assert servable.all_table_counts()["user"].ids == 0, "counts are of clients' requests"
     servable.close()
@@ -309,7 +309,6 @@ def test_tells_how_a_replay_ended(tmp_path: Path) -> None:
     loader = ServableLoader(
         frozenset({"serve"}),
         "off",
-        1,
         on_warmup=lambda **warmup: told.append(warmup),
         compile_native=compile_native,
     )
@@ -344,7 +343,7 @@ class Sampling:
 
 
 def sampled(tmp_path: Path, name: str = "toy", version: int = 1) -> Servable:
-    loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)
+    loader = ServableLoader(frozenset({"serve"}), "off", compile_native)
     servable = loader(name, version, write_toy_model(tmp_path / "model"))
     return replace(servable, native=cast(NativeServable, Sampling()))
 
@@ -376,7 +375,7 @@ def test_a_file_has_the_rows_of_a_version_and_a_load_reads_them(tmp_path: Path) 
             super().apply(artifact, tables, hot, **more)
             read.append(hot)
 
-    loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native, residency=Watched(), hot_rows=files.read)
+    loader = ServableLoader(frozenset({"serve"}), "off", compile_native, residency=Watched(), hot_rows=files.read)
     loader("a/b", 4, tmp_path / "model").close()
     assert [ids.tolist() for ids in read[0].values()] == [[1, 0, 3]]
 

@@ -374,7 +374,7 @@ read_settings(["--model_base_path=" + sys.argv[1]], {})
 import service.process.cli, service.process.app, service.process.native_servers
 from service.core.native_servable import compile_native
 from service.loading.loader import ServableLoader
-servable = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("toy", 1, Path(sys.argv[1]))
+servable = ServableLoader(frozenset({"serve"}), "off", compile_native)("toy", 1, Path(sys.argv[1]))
 assert servable.native is not None
 """
 

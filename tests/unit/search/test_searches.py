@@ -87,7 +87,7 @@ def test_a_search_ends_on_the_version_where_it_began(tmp_path: Path, gate: Gate,
     search = begun(threads, gate, engine)
     (holder,) = registry.holders()
     registry.start("toy", 2)
-    registry.publish(ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("toy", 2, tmp_path / "2"))
+    registry.publish(ServableLoader(frozenset({"serve"}), "off", compile_native)("toy", 2, tmp_path / "2"))
     holder.retire()
     assert not holder.is_free
     gate.opened.set()
@@ -240,7 +240,7 @@ def test_another_version_is_searched_without_the_index_of_the_old_one(tmp_path: 
     until_indexed(engine)
     (old,) = served.registry.holders()
     served.registry.start("toy", 2)
-    served.registry.publish(ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("toy", 2, tmp_path / "2"))
+    served.registry.publish(ServableLoader(frozenset({"serve"}), "off", compile_native)("toy", 2, tmp_path / "2"))
     found = find_near(engine)
     assert (found.version, found.ids.tolist(), found.recall) == (2, [nearest(newer)], None)
     old.retire()

@@ -84,7 +84,7 @@ def spec_file(folder: Path, text: str) -> Path:
 
 def served(artifact: Path, signature: str, inputs: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Returns the outputs of the server's own lookups, without TensorFlow."""
-    servable = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("model", 1, artifact)
+    servable = ServableLoader(frozenset({"serve"}), "off", compile_native)("model", 1, artifact)
     arrays = {name: np.asarray(value, np.int64) for name, value in inputs.items()}
     outputs = tuple(manifest_of(artifact).signatures[signature].features)
     entry = manifest_of(artifact).signatures[signature]
@@ -253,7 +253,7 @@ def test_a_spec_that_the_graph_does_not_say_is_believed_only_if_allowed(tmp_path
         adopt(tmp_path / "saved", spec, tmp_path / "out")
     artifact = adopt(tmp_path / "saved", spec, tmp_path / "out", allow_unproven=True)
     assert manifest_of(artifact).provenance["unproven"] == ["serving_default/film"]
-    servable = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("model", 1, artifact)
+    servable = ServableLoader(frozenset({"serve"}), "off", compile_native)("model", 1, artifact)
     assert servable.unproven == ("serving_default/film",)
     assert served(artifact, "serving_default", {"film": [3]}) == {"film": [[6, 7]]}
 
@@ -293,6 +293,22 @@ def test_an_added_lookup_adds_as_the_graph_does_and_is_compared_with_its_rows(tm
     assert answer == {"ids": summed(tf.constant(ids), tf.constant(ends)).numpy().tolist()}
     compared = [comparison["with_"] for comparison in manifest.parity["lookup"]["comparisons"]]
     assert "the rows that 'serving_default' gathers" in compared
+
+
+def test_ids_that_read_no_row_are_told_and_looked_up_by_tensorflow(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.films = tf.Variable(np.arange(40, dtype=np.float32).reshape(20, 2))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int64)])  # type: ignore[untyped-decorator]
+    def greatest(ids: Any) -> dict[str, Any]:
+        known = tf.ragged.boolean_mask(ids, ids >= 0)
+        return {"greatest": tf.reduce_max(tf.gather(module.films, known).to_tensor(default_value=-9.0), 1)}
+
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures=greatest)
+    lines: list[str] = []
+    artifact = adopt(tmp_path / "saved", out=tmp_path / "out", measure=False, say=lines.append)
+    assert not manifest_of(artifact).signatures["serving_default"].features
+    assert any("reads no row in a trial; by the graph's ops it is refused" in line for line in lines), lines
 
 
 def test_a_name_that_is_taken_is_refused(tf2_model: Path, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def batch() -> dict[str, np.ndarray]:
 
 def served(artifact: Path, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the outputs that this project's server gives for a signature of an artifact."""
-    servable = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native)("m", 1, artifact)
+    servable = ServableLoader(frozenset({"serve"}), "auto", compile_native)("m", 1, artifact)
     assert servable.native is not None
     return servable.native.run(signature, inputs)
 

@@ -690,7 +690,7 @@ def test_a_lookup_gives_the_bits_of_tensorflow(versions: tuple[Path, Path], name
     original, adopted = versions
     manifest = manifest_of(adopted)
     assert manifest.signatures[name].kind == "lookup"
-    servable = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("model", 1, adopted)
+    servable = ServableLoader(frozenset({"serve"}), "off", compile_native)("model", 1, adopted)
     assert servable.native is not None
     random = np.random.default_rng(6)
     with open_signatures(original) as runner:

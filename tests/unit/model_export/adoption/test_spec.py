@@ -223,7 +223,7 @@ def test_what_no_policy_says_is_told_with_an_id(pieces: list[Piece], message: st
 def test_a_trial_that_differs_from_the_ops_is_no_policy() -> None:
     pieces = outside(Shifted(), Shifted())
     answers = outcome_of(pieces, ())
-    with pytest.raises(NotRead, match="id 9 reads 8 in a trial, and row 9 by the graph's ops"):
+    with pytest.raises(NotRead, match="id 9 reads row 8 in a trial; by the graph's ops it reads row 9"):
         find_policy(pieces, V, lambda key: 8 if key == 9 else answers(key))
 
 

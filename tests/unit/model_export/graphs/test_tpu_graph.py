@@ -41,7 +41,7 @@ def padded(rows: list[list[int]], combiner: str, weights: list[list[float]] | No
 
 def answer(folder: Path, tags: frozenset[str], signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
     """Runs a signature of one MetaGraph as the server does; returns its outputs."""
-    servable = ServableLoader(tags, "auto", 1, compile_native, has_towers=False)("m", 1, folder)
+    servable = ServableLoader(tags, "auto", compile_native, has_towers=False)("m", 1, folder)
     assert servable.native is not None
     try:
         return servable.native.run(signature, inputs)
@@ -187,7 +187,7 @@ def _only_function(graph: Any) -> Any:
 def test_the_server_takes_the_folder_by_its_tags(v1_folder: Path) -> None:
     one = examples({"a": [[1, 2, 3, 4]], "b": [[]]})
     for tags, row in ((SERVE, TABLE[[1, 2, 3, 4]]), (TPU, TABLE[[1, 2, 3]])):
-        servable = ServableLoader(tags, "auto", 1, compile_native)("m", 1, v1_folder)
+        servable = ServableLoader(tags, "auto", compile_native)("m", 1, v1_folder)
         assert servable.native is not None
         outputs = servable.native.run("serving_default", {"examples": one}, ("vectors",))
         np.testing.assert_allclose(outputs["vectors"][0, :3], row.mean(axis=0), rtol=1e-6)
