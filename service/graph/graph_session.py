@@ -38,7 +38,7 @@ Shape = tuple[int | None, ...]
 # Operations that multiply a matrix of weights with each row of a request, and those that pass a variable on to them.
 _PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D"})
 _READS = frozenset({"ReadVariableOp", "Identity", "Cast", "Reshape", "Transpose", "ExpandDims"})
-# Of a graph that is opened only once, one with as many weights has several threads for an operation.
+# A graph that is opened only once, and has as many weights, has several threads for an operation.
 _MANY_WEIGHTS = 1 << 20
 
 # Numbers of google.rpc.Code, which TensorFlow uses too.
@@ -86,14 +86,12 @@ def make_program(
     steps: Sequence[Step],
     threads: GraphThreads,
     *,
-    num_weights: int,
     may_open_twice: bool = False,
     side_by_side: bool = False,
 ) -> GraphProgram:
     """Returns the program of a graph, which runs on the thread of each request if that is safe.
 
     Args:
-      num_weights: how many weights the graph's products read (num_weights()).
       may_open_twice: a second session may run long requests: the graph keeps no state, and has few variables.
       side_by_side: the pool's threads run operations side by side, even if one thread could run all.
     """
@@ -102,41 +100,49 @@ def make_program(
     config.inter_op_parallelism_threads = threads.side_by_side or config.intra_op_parallelism_threads
     # The other executor hands each run to a thread of the pool, and back. Measured with one row and three gathers: 9.4
     # us a run, 3.5 in the caller's thread; with 128 rows and layers of 160, 256 and 1 columns: 219 us and 173 us.
-    is_single_threaded = not side_by_side and may_run_on_one_thread(graph_def)
+    is_synchronous = may_run_on_one_thread(graph_def)
+    is_single_threaded = is_synchronous and not side_by_side
     if is_single_threaded:
         config.experimental.executor_type = "SINGLE_THREADED_EXECUTOR"
         # This executor can not run a graph whose nodes are placed on several devices, and kernels for GPUs may wait.
         config.device_count["GPU"] = 0
     long_runs = None
-    if is_single_threaded and threads.within_op is None and (may_open_twice or num_weights < _MANY_WEIGHTS):
-        if may_open_twice and num_weights and threads.all > 1:
-            long_runs = LongRuns(config.SerializeToString(), num_weights)
+    weights = _num_weights(graph_def.node, has_calls=not is_synchronous)
+    if threads.within_op is None and (may_open_twice or weights < _MANY_WEIGHTS):
+        if may_open_twice and weights and threads.all > 1:
+            long_runs = LongRuns(config.SerializeToString(), weights)
         config.intra_op_parallelism_threads = 1
     return GraphProgram(
         graph_def.SerializeToString(), config.SerializeToString(), tuple(steps), is_single_threaded, long_runs
     )
 
 
-def num_weights(nodes: Iterable[Any]) -> int:
-    """Counts the numbers of the matrices that the products of a graph read; each is multiplied once for each row."""
-    by_name = {node.name: node for node in nodes}
-    return sum(
-        _num_elements(by_name, node_of(name))
-        for node in by_name.values()
-        if node.op in _PRODUCTS
-        for name in node.input
-        if not name.startswith("^")
-    )
+def _num_weights(graph: Iterable[Any], *, has_calls: bool) -> int:
+    """Counts the numbers of the matrices that the products of a graph read; each is multiplied once for each row.
+
+    has_calls: the functions that the graph calls may have products, so the numbers of all its matrices are counted.
+    """
+    nodes = {node.name: node for node in graph}
+    if has_calls:
+        return sum(_num_elements(node) for node in nodes.values())
+    products = (node for node in nodes.values() if node.op in _PRODUCTS)
+    read = (_read_node(nodes, name) for node in products for name in node.input if not name.startswith("^"))
+    return sum(_num_elements(node) for node in read if node is not None)
 
 
-def _num_elements(nodes: Mapping[str, Any], name: str) -> int:
-    """Returns the number of elements of a variable or constant that a tensor is read from; 0 if it is computed."""
-    while (node := nodes.get(name)) is not None and node.op in _READS:
-        name = node_of(node.input[0])
-    if node is None or node.op not in ("VarHandleOp", "VariableV2", "Const"):
+def _read_node(nodes: Mapping[str, Any], tensor: str) -> Any | None:
+    """Returns the node that a tensor is read from, past reads, casts and other shapes; None for an unknown node."""
+    while (node := nodes.get(node_of(tensor))) is not None and node.op in _READS:
+        tensor = node.input[0]
+    return node
+
+
+def _num_elements(node: Any) -> int:
+    """Returns the number of elements of a variable or constant that is a matrix; 0 for other nodes."""
+    if node.op not in ("VarHandleOp", "VariableV2", "Const"):
         return 0
     shape = node.attr["value"].tensor.tensor_shape if node.op == "Const" else node.attr["shape"].shape
-    return math.prod(max(dim.size, 0) for dim in shape.dim)
+    return math.prod(max(dim.size, 0) for dim in shape.dim) if len(shape.dim) > 1 else 0
 
 
 class GraphSession(Protocol):
@@ -429,8 +435,7 @@ class DenseGraph:
         steps: list[Step] = [(restored, {})]
         if init:
             steps.append((init, {tensor: path for tensor, path in assets.items() if node_of(tensor) in self._nodes}))
-        weights = num_weights(graph_def.node)
-        return make_program(graph_def, steps, threads, num_weights=weights, may_open_twice=may_open_twice)
+        return make_program(graph_def, steps, threads, may_open_twice=may_open_twice)
 
     def _add_init(self) -> str:
         name = init_op(self._meta_graph)

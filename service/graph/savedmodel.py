@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from service.artifact.signature_def import tensor_names
 from service.errors import ArtifactError
 from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of, reachable
-from service.graph.graph_session import GraphError, GraphSession, make_program, num_weights, open_session
+from service.graph.graph_session import GraphError, GraphSession, make_program, open_session
 from service.graph.restoring import Step, prepared
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.synchronous_ops import are_stateless, may_run_on_one_thread
@@ -71,8 +71,7 @@ def open_savedmodel(
         meta_graph, steps = prepared(artifact, tags)
         flat = None if side_by_side else _Inlined.of(meta_graph, steps)
         graph_def = meta_graph.graph_def if flat is None else flat.graph_def
-        weights = num_weights(graph_def.node)
-        program = make_program(graph_def, steps, threads, num_weights=weights, side_by_side=side_by_side)
+        program = make_program(graph_def, steps, threads, side_by_side=side_by_side)
         session = open_session(program)
     except ArtifactError as error:
         raise ArtifactError(f"{artifact}: {error.message}") from error

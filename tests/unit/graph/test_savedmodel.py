@@ -253,7 +253,7 @@ def test_what_is_no_savedmodel_is_refused(tf_serving_testdata: Path) -> None:
 
 @pytest.mark.parametrize(
     ("threads", "given"),
-    [(GraphThreads(2), (1, 2)), (GraphThreads(2, 3), (3, 3)), (GraphThreads(2, None, 5), (2, 5))],
+    [(GraphThreads(2), (1, 2)), (GraphThreads(2, 3), (3, 3)), (GraphThreads(2, None, 5), (1, 5))],
 )
 def test_the_session_has_the_threads_it_was_given(
     tf: Any, folder: Path, threads: GraphThreads, given: tuple[int, int]

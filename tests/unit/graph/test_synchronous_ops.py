@@ -148,7 +148,7 @@ def _outputs(backend: SavedModelBackend, names: tuple[str, Mapping[str, str]], x
 
 def test_a_graph_that_one_thread_may_run_gives_the_same_bits(synchronous: Path) -> None:
     meta_graph, steps = prepared(synchronous, SERVE)
-    program = make_program(meta_graph.graph_def, steps, GraphThreads(1), num_weights=0)
+    program = make_program(meta_graph.graph_def, steps, GraphThreads(1))
     # As it is saved, the graph calls functions.
     assert not _has_own_thread(program.config)
     whole = PythonSession(program)
