@@ -79,7 +79,7 @@ fn a_long_run_opens_the_second_session() {
     let Some(api) = tensorflow() else { return };
     for (num_weights, step, is_opened) in [(1 << 26, "y", true), ((1 << 26) - 1, "y", false), (1 << 26, "none", false)]
     {
-        let session = Session::open(api, &doubling(STRING as u8), &[]).unwrap();
+        let session = Session::open(api, &doubling(u8::try_from(STRING).unwrap()), &[]).unwrap();
         let texts = vec![("x:0".to_owned(), b"a".to_vec())];
         session.open_for_long_runs(vec![], vec![(step.to_owned(), texts)], num_weights);
         let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
