@@ -78,11 +78,11 @@ def require(is_so: bool, otherwise: object) -> None:
 
 
 def _refused(call: Callable[[], object], code: grpc.StatusCode, text: str = "") -> str:
-    """Makes a gRPC call that must fail with this code, and with this text if one is given."""
+    """Makes a gRPC call that must fail with this code, and with a text that begins so."""
     try:
         call()
     except grpc.RpcError as error:
-        require(error.code() is code and text in ("", error.details()), f"{error.code()}: {error.details()}")
+        require(error.code() is code and error.details().startswith(text), f"{error.code()}: {error.details()}")
         return f"{code.name}: {error.details()}"
     raise Failed("it was answered")
 

@@ -76,7 +76,9 @@ def expected(case: Case, wire: str) -> Any:
     answer: Mapping[str, Any] = {**case, **case.get("on", {}).get(wire, {})}
     if answer.get("error"):
         error = answer["error"]
-        return Refused(error["code"] if wire.startswith("grpc") else HTTP_STATUS[error["code"]], error["text"])
+        if wire.startswith("grpc"):
+            return Refused(error["code"], error["text"] + error.get("grpc_end", ""))
+        return Refused(HTTP_STATUS[error["code"]], error["text"])
     return next(answer[key] for key in ("outputs", "results", "answer") if key in answer)
 
 

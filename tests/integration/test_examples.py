@@ -131,7 +131,7 @@ def test_the_example_in_go_is_generated_and_runs(
     about, numbers = told.split("[", 1)
     assert about == "version 1: 2 users of 32 numbers, genres "
     assert [float(one) for one in re.findall(r"[^][\s]+", numbers)] == pytest.approx(genres[0] + genres[1], rel=1e-6)
-    assert fault == "NotFound: Servable not found for request: Latest(movielen)\n"
+    assert fault == "NotFound: Servable not found for request: Latest(movielen); models: movielens\n"
 
 
 # What the compiler must refuse, each line for the reason above it; where it does not, it refuses the comment.

@@ -128,7 +128,10 @@ def test_models_labels_and_reloads_by_the_stock_stubs(
         "INVALID_ARGUMENT",
         "Unrecognized servable version label: x; labels: canary, stable",
     )
-    assert stubs.predict("half_plus_three") == ("NOT_FOUND", "Servable not found for request: Latest(half_plus_three)")
+    assert stubs.predict("half_plus_three") == (
+        "NOT_FOUND",
+        "Servable not found for request: Latest(half_plus_three); models: half_plus_two",
+    )
     until(lambda: stubs.status("half_plus_three") == {123: ("END", 0)})
     assert server.http.get("/v1/models/half_plus_two/labels/stable/metadata").json()["model_spec"] == {
         "name": "half_plus_two",

@@ -66,7 +66,7 @@ async fn plain_requests_are_answered_by_the_core() {
     assert_eq!(answer.headers()["content-type"], "application/octet-stream");
     assert_eq!(answer.headers()["inference-header-content-length"], "4");
     let methods: Vec<_> = setup.server().statistics().subjects.iter().map(|one| one.method).collect();
-    assert_eq!(methods.len(), 3, "{methods:?}");
+    assert_eq!(methods.len(), 4, "{methods:?}");
     assert_eq!(setup.seen.calls.load(SeqCst), 0);
 }
 
