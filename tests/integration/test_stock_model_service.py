@@ -152,7 +152,8 @@ def test_models_labels_and_reloads_by_the_stock_stubs(
     assert code == "UNKNOWN"
     assert text == f"1 model(s) did not become available: {{{{{{name: bad_half_plus_two}} due to error: {UNTOLD}}}, }}"
     assert stubs.predict("half_plus_two", label="stable") == (123, [2.5])
-    assert stubs.status("bad_half_plus_two") == ("NOT_FOUND", "Could not find any versions of model bad_half_plus_two")
+    text = "Could not find any versions of model bad_half_plus_two; models: half_plus_two"
+    assert stubs.status("bad_half_plus_two") == ("NOT_FOUND", text)
     del configs["bad_half_plus_two"]
     assert stubs.reload(*(config.copy() for config in configs.values())) == (0, "")
     for name in configs:
