@@ -179,7 +179,9 @@ def test_a_phone_folds_what_nobody_asked_for(browser: Browser, server: ServerPro
         card.get_by_text("AVAILABLE").first.wait_for()
         settle(page)
         assert not tables.is_visible()
-        card.get_by_role("heading", name="toy").click()
+        # A model with failed requests, as of other tests, is open already.
+        if not card.get_by_text("Tables: 2").is_visible():
+            card.get_by_role("heading", name="toy").click()
         card.get_by_text("Tables: 2").click()
         tables.get_by_role("link", name="user").wait_for()
 
@@ -494,9 +496,9 @@ def test_versions_on_disk_are_compared_and_an_empty_choice_explains_itself(
     console: Watched, server: ServerProcess, base: Path
 ) -> None:
     page = console.open("compare?model=spare")
-    assert box(page, "From version").locator("option").all_inner_texts() == ["2", "1 (on disk, not served)"]
     page.locator("section[aria-label='Table user']").wait_for()
     page.get_by_text("From version 1 to 2: 0 rows added, 0 removed").wait_for()
+    assert box(page, "From version").locator("option").all_inner_texts() == ["2", "1 (on disk, not served)"]
     console.open("compare?model=large")
     page.get_by_text("Comparing needs two versions, and the folder of large has 1.").wait_for()
     page.get_by_text(f"model-export export MODEL.keras --out {base}/large").wait_for()

@@ -38,7 +38,7 @@ def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
         clusters = Clusters(0)
         tables = RemoteTables({one.table: address for one in pushed}, lambda: None, clusters)
         core: CompileNative = partial(compile_native, clusters=clusters.core)
-        load = partial(ServableLoader, SERVE, "auto", 1, compile_native=core)
+        load = partial(ServableLoader, SERVE, "auto", compile_native=core)
         both = load(open_remote=tables.open)("m", 1, folder), load()("m", 1, folder)
         yield both
         for servable in both:

@@ -10,6 +10,7 @@ import pytest
 from service.control.engine import Engine
 from service.errors import MalformedPayload
 from service.http.admin_app import create_admin_app
+from service.http.http_parts import HttpParts
 from tests.conftest import RecordingObserver
 from tests.unit.http.conftest import MAX_BODY_BYTES, Http, error_text
 
@@ -21,11 +22,15 @@ def admin(engine: Engine) -> Http:
     """Makes a client of the application of the admin port."""
     return Http(
         create_admin_app(
-            engine,
-            metrics=lambda: (b"", "text/plain"),
-            reload_config=lambda text: [],
-            statusz=dict,
-            max_body_bytes=MAX_BODY_BYTES,
+            HttpParts(
+                engine=engine,
+                metrics=lambda: (b"", "text/plain"),
+                metrics_paths=(),
+                max_body_bytes=MAX_BODY_BYTES,
+                rest_api_timeout_s=30,
+                statusz=dict,
+            ),
+            lambda text: [],
         )
     )
 

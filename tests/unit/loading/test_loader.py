@@ -30,7 +30,7 @@ from service.loading.remote_tables import RemoteNames, unserved_models
 from service.remote.address import remote_tables
 from service.tables import residency
 from service.tables.residency import Residency
-from service.types import Array, ModelRef
+from service.types import Array, GraphThreads, ModelRef
 from service.versions.deltas import Upsert
 from service.versions.model_config import ModelConfig
 from service.versions.registry import Registry
@@ -68,15 +68,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], 
     """Replaces TensorFlow by a stub; returns the list of the (artifact, tags, threads) of each graph that is opened."""
     calls: list[tuple[Path, frozenset[str], int]] = []
 
-    def open_graph(
-        path: Path,
-        tags: frozenset[str],
-        *,
-        threads: int,
-        inter_op_threads: int | None,
-    ) -> FakeGraph:
-        assert inter_op_threads is None
-        calls.append((path, tags, threads))
+    def open_graph(path: Path, tags: frozenset[str], threads: GraphThreads) -> FakeGraph:
+        calls.append((path, tags, threads.all))
         return FakeGraph()
 
     monkeypatch.setattr(service.loading.graph_opening, "open_savedmodel", open_graph)
@@ -88,7 +81,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], 
 
 def load(path: Path, graph_signatures: str = "off", tags: frozenset[str] = SERVE) -> Servable:
     """Loads a folder as version 1 of model "toy"."""
-    return ServableLoader(tags, graph_signatures, compile_none)("toy", 1, path)
+    return ServableLoader(tags, graph_signatures, compile_none, graph_threads=GraphThreads(3))("toy", 1, path)
 
 
 def test_without_tensorflow_lookups_run_and_the_rest_is_listed_only(toy_model: Path) -> None:
@@ -250,7 +243,9 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
 def shown(path: Path, graph_signatures: str = "auto", **more: Any) -> tuple[Servable, list[Servable]]:
     """Loads a folder as version 1; returns the version, and the servables that were shown before it was loaded."""
     early: list[Servable] = []
-    loader = ServableLoader(SERVE, graph_signatures, compile_none, show_lookups=early.append, **more)
+    loader = ServableLoader(
+        SERVE, graph_signatures, compile_none, graph_threads=GraphThreads(3), show_lookups=early.append, **more
+    )
     return loader("toy", 1, path), early
 
 
@@ -263,7 +258,9 @@ def test_lookups_are_shown_before_the_graph_is_opened(toy_model: Path, opened: l
         assert (early.is_loading, sorted(early.backends)) == (True, ["lookup", "lookup_tpu_tensor_core"])
         assert sorted(early.signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
 
-    servable = ServableLoader(SERVE, "auto", compile_none, show_lookups=show)("toy", 1, toy_model / "1")
+    servable = ServableLoader(SERVE, "auto", compile_none, graph_threads=GraphThreads(3), show_lookups=show)(
+        "toy", 1, toy_model / "1"
+    )
     assert len(seen) == len(opened) == 1
     assert (servable.is_loading, sorted(servable.backends)) == (False, sorted(servable.signatures))
 
