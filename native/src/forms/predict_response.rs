@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::model_spec::{spec_len, write_spec};
 use super::protobuf::{delimited_len, write_delimited, write_delimited_header};
 use super::tensor_proto::MessageLayout;
-use crate::plan::{Declined, OutputShape, Servable, Signature, Work};
+use crate::plan::{Declined, Servable, Signature, Work};
 
 /// Writes a `PredictResponse` into one allocation of exactly its size.
 ///
@@ -20,11 +20,10 @@ pub fn write_response(
     signature: &Signature,
     as_content: bool,
 ) -> Result<Bytes, Declined> {
-    let shapes: SmallVec<[OutputShape; 4]> = work.outputs().into();
     let mut outputs = SmallVec::<[Output; 4]>::new();
-    for (index, shape) in shapes.iter().enumerate() {
-        let name = signature.outputs.get(shape.output).map_or("", |output| &output.name);
-        let tensor = MessageLayout::of(work, index, shape, as_content)?;
+    for index in 0..work.outputs().len() {
+        let name = signature.outputs.get(work.outputs()[index].output).map_or("", |output| &output.name);
+        let tensor = MessageLayout::of(work, index, as_content)?;
         let entry_len = delimited_len(1, name.len()) + delimited_len(2, tensor.len);
         outputs.push(Output { name, tensor, entry_len });
     }
@@ -32,11 +31,11 @@ pub fn write_response(
     let size = outputs_len + delimited_len(2, spec_len(servable, signature));
 
     let mut body = Vec::with_capacity(size);
-    for (index, (output, shape)) in outputs.iter().zip(&shapes).enumerate() {
+    for (index, output) in outputs.iter().enumerate() {
         write_delimited_header(&mut body, 1, output.entry_len);
         write_delimited(&mut body, 1, output.name.as_bytes());
         write_delimited_header(&mut body, 2, output.tensor.len);
-        output.tensor.write(work, index, shape, &mut body)?;
+        output.tensor.write(work, index, &mut body)?;
     }
     write_spec(&mut body, 2, servable, signature);
     debug_assert_eq!(body.len(), size);

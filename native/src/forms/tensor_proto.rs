@@ -13,7 +13,7 @@ use super::protobuf::{
     write_delimited, write_delimited_header, write_varint, write_varint_field,
 };
 use crate::plan::faults::{self, BoxedFault};
-use crate::plan::{Data, DataType, Declined, Dims, Effort, OutputShape, Strings, Tensor, Work};
+use crate::plan::{Data, DataType, Declined, Dims, Effort, Strings, Tensor, Work};
 
 /// How many elements the tensors of a request may leave out, in all, on a thread that serves connections: a `TensorProto`
 /// with fewer values than its shape says repeats its last value. Requests that leave out more run on a pool.
@@ -451,10 +451,12 @@ impl MessageLayout {
     ///
     /// # Errors
     /// As [`Work::append`].
-    pub fn of(work: &mut Work<'_, '_>, index: usize, shape: &OutputShape, as_content: bool) -> Result<Self, Declined> {
-        let field = field_of_values(shape.dtype);
-        let (is_empty, num_bytes) = (shape.dims.contains(&0), shape.num_bytes());
-        let (values, values_len) = match shape.dtype {
+    pub fn of(work: &mut Work<'_, '_>, index: usize, as_content: bool) -> Result<Self, Declined> {
+        let shape = &work.outputs()[index];
+        let (dtype, is_empty, num_bytes) = (shape.dtype, shape.dims.contains(&0), shape.num_bytes());
+        let dims_len = shape.dims.iter().map(|&size| delimited_len(2, dim_len(size))).sum();
+        let field = field_of_values(dtype);
+        let (values, values_len) = match dtype {
             _ if is_empty => (Values::None, 0),
             DataType::String if as_content => {
                 let lengths = work.strings(index).iter().map(|one| varint_len(one.len() as u64) + one.len());
@@ -477,8 +479,7 @@ impl MessageLayout {
                 (Values::Packed(field, packed), length)
             }
         };
-        let dims_len = shape.dims.iter().map(|&size| delimited_len(2, dim_len(size))).sum();
-        let len = varint_field_len(DTYPE, shape.dtype as u64) + delimited_len(SHAPE, dims_len) + values_len;
+        let len = varint_field_len(DTYPE, dtype as u64) + delimited_len(SHAPE, dims_len) + values_len;
         Ok(MessageLayout { len, dims_len, values })
     }
 
@@ -486,13 +487,8 @@ impl MessageLayout {
     ///
     /// # Errors
     /// As [`Work::append`].
-    pub fn write(
-        &self,
-        work: &mut Work<'_, '_>,
-        index: usize,
-        shape: &OutputShape,
-        to: &mut Vec<u8>,
-    ) -> Result<(), Declined> {
+    pub fn write(&self, work: &mut Work<'_, '_>, index: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
+        let shape = &work.outputs()[index];
         write_varint_field(to, DTYPE, shape.dtype as u64);
         write_delimited_header(to, SHAPE, self.dims_len);
         for &size in &shape.dims {

@@ -173,7 +173,7 @@ fn role(signature: &Signature, columns: &[Column<'_>], name: &str, is_by_row: bo
     }
     let index = signature.input(name.as_bytes()).ok_or(Declined::Unusual)?;
     let is_ragged = |name: &str| is_sent(columns, name) && ragged(signature, columns, name).is_some();
-    if signature.ragged_of([index]).any(|one| one.weights == Some(index) && is_ragged(&one.name)) {
+    if signature.ragged_of(index).any(|one| one.weights == Some(index) && is_ragged(&one.name)) {
         return Ok(ColumnRole::Weights);
     }
     if is_by_row && signature.is_ragged_part(index) {

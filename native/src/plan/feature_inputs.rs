@@ -75,7 +75,7 @@ pub(super) fn feature_inputs<'r>(
 ) -> Sparse<FeatureInputs<'r>> {
     // Several features may read one input: the last of these features takes the input's tensor, the others clone it.
     let mut sent = Sparse::new(plan.features.len());
-    for f in plan.features_of(inputs.indexes()) {
+    for f in plan.features_of(&inputs) {
         let feature = &plan.features[f];
         let mut take_or_clone = |index: usize| {
             if plan.last_reader(index) == Some(f) { inputs.take(index) } else { inputs.get(index).cloned() }

@@ -27,14 +27,18 @@ pub(super) fn vector_dims(
     is_flat: bool,
 ) -> Result<Dims, BoxedFault> {
     let dim = servable.tables()[feature.table].embedding_dim;
-    let mut dims: Dims = match feature.lookup {
-        LookupKind::Combine(_) => [sent.kept_rows(), dim].into_iter().collect(),
-        LookupKind::Sequence { length } => [sent.rows(), length, dim].into_iter().collect(),
-        LookupKind::Gather => sent.sizes.iter().copied().chain([dim]).collect(),
+    let mut dims = match feature.lookup {
+        LookupKind::Combine(_) => Dims::from_slice(&[sent.kept_rows(), dim]),
+        LookupKind::Sequence { length } => Dims::from_slice(&[sent.rows(), length, dim]),
+        LookupKind::Gather => {
+            let mut dims = Dims::from_slice(&sent.sizes);
+            dims.push(dim);
+            dims
+        }
     };
     if is_flat && dims.len() > 2 {
         let width = product(&dims[1..]).ok_or_else(|| shape_too_large(plan, feature, sent))?;
-        dims = [dims[0], width].into_iter().collect();
+        dims = Dims::from_slice(&[dims[0], width]);
     }
     Ok(dims)
 }

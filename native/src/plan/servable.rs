@@ -21,7 +21,7 @@ use super::links::Links;
 use super::names::Names;
 use super::notes::Notes;
 use super::rows_read::RowsRead;
-use super::sparse::Indexes;
+use super::sparse::Sparse;
 use crate::clusters::{Clusters, RemoteTable};
 use crate::tables::hot_rows::HotRows;
 use crate::tables::labels::Labels;
@@ -294,7 +294,7 @@ impl Signature {
     /// Returns the name under which clients know an input with ids or keys: that of its feature, if it has one.
     #[must_use]
     pub fn name_of_values(&self, input: usize) -> &str {
-        let ragged = self.ragged_names_of([input]).find(|names| names.values == input);
+        let ragged = self.ragged_names_of(input).find(|names| names.values == input);
         ragged.map_or(&self.inputs[input].name, |names| &names.feature)
     }
 
@@ -367,24 +367,34 @@ impl Signature {
         self.links.required.iter().all(|&index| inputs.has(index))
     }
 
-    /// Returns the features whose ids these inputs are, or these id tensors that the graph computes.
-    pub(super) fn features_of(&self, ids: Indexes) -> Indexes {
-        self.links.features_by_ids.of_all(ids)
+    /// Returns the features whose ids these inputs are, or these id tensors that the graph computes. Like the next three, it
+    /// may return others too, of which the request has nothing.
+    pub(super) fn features_of<T>(&self, ids: &Sparse<T>) -> impl Iterator<Item = usize> + use<T> {
+        self.links.features_by_ids.of_values(ids)
     }
 
     /// Returns the outputs whose first parts are these features.
-    pub(super) fn outputs_of(&self, first_parts: Indexes) -> Indexes {
-        self.links.outputs_by_part.of_all(first_parts)
+    pub(super) fn outputs_of<T>(&self, first_parts: &Sparse<T>) -> impl Iterator<Item = usize> + use<T> {
+        self.links.outputs_by_part.of_values(first_parts)
     }
 
     /// Returns the ragged tensors of which these inputs are parts.
-    pub fn ragged_of(&self, parts: impl IntoIterator<Item = usize>) -> impl Iterator<Item = &Ragged> {
-        self.links.ragged_by_part.of_all(parts).into_iter().map(|index| &self.ragged[index])
+    pub(super) fn ragged_of_values<T>(&self, parts: &Sparse<T>) -> impl Iterator<Item = &Ragged> {
+        self.links.ragged_by_part.of_values(parts).map(|index| &self.ragged[index])
     }
 
     /// Returns the ragged names of whose inputs these are some.
-    pub(super) fn ragged_names_of(&self, parts: impl IntoIterator<Item = usize>) -> impl Iterator<Item = &RaggedNames> {
-        self.links.names_by_part.of_all(parts).into_iter().map(|index| &self.ragged_names[index])
+    pub(super) fn ragged_names_of_values<T>(&self, parts: &Sparse<T>) -> impl Iterator<Item = &RaggedNames> {
+        self.links.names_by_part.of_values(parts).map(|index| &self.ragged_names[index])
+    }
+
+    /// Returns the ragged tensors of which an input is a part.
+    pub fn ragged_of(&self, part: usize) -> impl Iterator<Item = &Ragged> {
+        self.links.ragged_by_part.of(part).iter().map(|&index| &self.ragged[index])
+    }
+
+    fn ragged_names_of(&self, part: usize) -> impl Iterator<Item = &RaggedNames> {
+        self.links.names_by_part.of(part).iter().map(|&index| &self.ragged_names[index])
     }
 
     /// Returns the names of the ragged feature with this name in JSON requests.
@@ -396,7 +406,7 @@ impl Signature {
     /// Returns the ragged feature of which an input is the ids, the row splits or the weights.
     #[must_use]
     pub fn ragged_owner(&self, input: usize) -> Option<&RaggedNames> {
-        self.ragged_names_of([input]).next()
+        self.ragged_names_of(input).next()
     }
 
     /// Returns the name that errors have for an input: the feature's for its ids if their name is made of it, for the
@@ -404,7 +414,7 @@ impl Signature {
     #[must_use]
     pub fn told_name(&self, input: usize) -> &str {
         let name = self.inputs.get(input).map_or("", |input| &*input.name);
-        let owner = self.ragged_names_of([input]).find(|one| one.values == input);
+        let owner = self.ragged_names_of(input).find(|one| one.values == input);
         owner.filter(|one| name.strip_prefix(&*one.feature) == Some("__values")).map_or(name, |one| &*one.feature)
     }
 
@@ -1061,9 +1071,10 @@ impl SignatureLinks {
             }
         }
         let by_part = |parts: Vec<[Option<usize>; 3]>| {
+            let num_parted = parts.len();
             let pairs = parts.into_iter().enumerate();
             let pairs = pairs.flat_map(|(number, parts)| parts.into_iter().flatten().map(move |part| (part, number)));
-            Links::new(inputs.len(), pairs)
+            Links::new(inputs.len(), num_parted, pairs)
         };
         let required = inputs.iter().enumerate().filter(|(_, input)| !input.is_optional);
         let ids = features.iter().map(|feature| feature.ids).enumerate();
@@ -1072,8 +1083,8 @@ impl SignatureLinks {
         SignatureLinks {
             required: required.map(|(index, _)| index).collect(),
             last_readers,
-            features_by_ids: Links::new(num_tensors, ids.map(|(number, ids)| (ids, number))),
-            outputs_by_part: Links::new(features.len(), first_parts),
+            features_by_ids: Links::new(num_tensors, features.len(), ids.map(|(number, ids)| (ids, number))),
+            outputs_by_part: Links::new(features.len(), outputs.len(), first_parts),
             ragged_by_part: by_part(ragged.iter().map(|r| [Some(r.values), Some(r.row_splits), r.weights]).collect()),
             names_by_part: by_part(of_names.collect()),
         }

@@ -69,11 +69,6 @@ impl<T> Sparse<T> {
         places.filter_map(|(index, _)| Some((index, self.get(index)?)))
     }
 
-    /// Returns the indexes that have a value.
-    pub(super) fn indexes(&self) -> Indexes {
-        self.iter().map(|(index, _)| index).collect()
-    }
-
     #[inline]
     fn place(&self, index: usize) -> Option<usize> {
         (*self.places.get(index)? as usize).checked_sub(1)
@@ -104,9 +99,9 @@ mod tests {
         assert_eq!(sparse.insert(2, 21), Some(20));
         assert_eq!(sparse.iter().collect::<Vec<_>>(), [(2, &21), (17, &170), (31, &310)]);
         assert_eq!((sparse.take(17), sparse.take(17), sparse.get(17), sparse.get(40)), (Some(170), None, None, None));
-        assert_eq!(sparse.indexes()[..], [2, 31]);
+        assert_eq!(sparse.iter().collect::<Vec<_>>(), [(2, &21), (31, &310)]);
         assert_eq!(sparse.insert(17, 1), None);
-        assert_eq!(sparse.indexes()[..], [2, 17, 31]);
+        assert_eq!(sparse.iter().collect::<Vec<_>>(), [(2, &21), (17, &1), (31, &310)]);
         let collected: Sparse<u8> = [None, Some(7), None].into_iter().collect();
         assert!(collected.get(1) == Some(&7) && !collected.has(0) && !collected.has(2));
     }

@@ -19,14 +19,13 @@ use crate::tables::vocabulary::UnknownKey;
 /// The signature's error for these names; for a predict it is TensorFlow Serving's.
 pub fn check_names(plan: &Signature, inputs: &Inputs<'_>, extra: &[&str]) -> Result<(), BoxedFault> {
     let is_sent = |index: usize| inputs.has(index);
-    let indexes = inputs.indexes();
     let is_half = |names: &RaggedNames| {
         is_sent(names.values) != is_sent(names.row_splits)
             || (names.weights_input.is_some_and(is_sent) && !is_sent(names.values))
     };
-    let is_nothing = plan.kind == SignatureKind::Lookup && indexes.is_empty();
+    let is_nothing = plan.kind == SignatureKind::Lookup && inputs.iter().next().is_none();
     let fits = extra.is_empty() && plan.has_required(inputs) && !is_nothing;
-    if fits && !plan.ragged_names_of(indexes).any(is_half) {
+    if fits && !plan.ragged_names_of_values(inputs).any(is_half) {
         return Ok(());
     }
     let sent = |index: &usize| is_sent(*index);
@@ -221,7 +220,7 @@ pub(super) fn validate_tensors<'r>(
 ) -> Result<(Inputs<'r>, UnknownKeyCounts), Declined> {
     let mut unknown_keys = UnknownKeyCounts::new();
     let is_lookup = plan.kind == SignatureKind::Lookup;
-    for index in inputs.indexes() {
+    for index in 0..plan.inputs.len() {
         let (input, Some(tensor)) = (&plan.inputs[index], inputs.get_mut(index)) else { continue };
         let vocabulary = input
             .vocabulary
@@ -413,7 +412,7 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
         };
         most = most.max(rows);
     }
-    for ragged in plan.ragged_of(inputs.indexes()) {
+    for ragged in plan.ragged_of_values(inputs) {
         let (values, splits) = (&plan.inputs[ragged.values], &plan.inputs[ragged.row_splits]);
         let is_sent = [ragged.values, ragged.row_splits].map(|index| inputs.has(index));
         if is_sent != [true; 2] {

@@ -369,12 +369,12 @@ fn lookup_outputs(
     wanted: &[usize],
 ) -> Result<SmallVec<[OutputShape; 4]>, Declined> {
     let mut shapes = SmallVec::new();
-    let numbers = if wanted.is_empty() { plan.outputs_of(sent.indexes()) } else { wanted.into() };
+    let of_features = wanted.is_empty().then(|| plan.outputs_of(sent)).into_iter().flatten();
     let lacks = |index: &usize| plan.outputs[*index].parts.iter().any(|&part| !sent.has(part));
     if let Some(&index) = wanted.iter().find(|index| plan.outputs[**index].parts.len() > 1 && lacks(index)) {
         return Err(lacking_features(plan, sent, index).into());
     }
-    for index in numbers {
+    for index in wanted.iter().copied().chain(of_features) {
         if lacks(&index) {
             continue;
         }
