@@ -12,8 +12,8 @@ use serde_json::json;
 use super::Call;
 use super::oip_binary::datatype_of;
 use crate::plan::{
-    Data, DataType, Declined, Effort, Graph, GraphOutput, Inputs, ModelRoutes, Notes, OutputData, Routes, Servable,
-    Signature, Tensor, VersionMemory,
+    Data, DataType, Declined, Effort, Graph, GraphOutput, GraphRequest, GraphResult, ModelRoutes, Notes, OutputData,
+    Routes, Servable, Tensor, VersionMemory,
 };
 use crate::tables::memory::Memory;
 
@@ -149,15 +149,9 @@ pub fn call(routes: &Routes) -> Call<'_> {
 struct Echo;
 
 impl Graph for Echo {
-    fn run(
-        &self,
-        _: &Servable,
-        signature: &Signature,
-        inputs: &Inputs<'_>,
-        wanted: &[usize],
-        _: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
-        let echo = |&number: &usize| match inputs.get(number) {
+    fn run(&self, request: GraphRequest<'_, '_>, _: Effort<'_>) -> GraphResult {
+        let signature = request.plan();
+        let echo = |&number: &usize| match request.inputs.get(number) {
             Some(tensor) => GraphOutput {
                 dtype: tensor.dtype,
                 dims: tensor.dims.clone(),
@@ -175,7 +169,7 @@ impl Graph for Echo {
                 },
             },
         };
-        Ok((wanted.iter().map(echo).collect(), Notes::default()))
+        Ok((request.wanted.iter().map(echo).collect(), Notes::default()))
     }
 }
 
