@@ -283,8 +283,8 @@ impl Lookup {
         tensors
     }
 
-    /// Computes the numbers that the three outputs of the test signature must have.
-    pub fn vectors(&self) -> [Vec<f32>; 3] {
+    /// Computes the three outputs that the test signature must have.
+    pub fn answer(&self) -> Vec<(&'static str, SentTensor)> {
         let row = |id: &i64, dim: usize, number: fn(i64, usize) -> f32| {
             (0..dim).map(|column| number(*id, column)).collect::<Vec<_>>()
         };
@@ -301,7 +301,16 @@ impl Lookup {
             tags.extend(sum);
         }
         let of = |ids: &[i64], dim, number| ids.iter().flat_map(|id| row(id, dim, number)).collect();
-        [of(&self.users, USER_DIM, user_number), of(&self.items, ITEM_DIM, item_number), tags]
+        let outputs: [(_, _, Vec<f32>); 3] = [
+            ("user", USER_DIM, of(&self.users, USER_DIM, user_number)),
+            ("item", ITEM_DIM, of(&self.items, ITEM_DIM, item_number)),
+            ("tags", ITEM_DIM, tags),
+        ];
+        let sent = |(name, dim, numbers): (_, _, Vec<f32>)| {
+            let elements = Elements::Numbers(numbers.iter().flat_map(|number| number.to_le_bytes()).collect());
+            (name, SentTensor { dtype: DataType::Float32, dims: vec![self.users.len(), dim], elements })
+        };
+        outputs.map(sent).into()
     }
 }
 
