@@ -512,36 +512,22 @@ def run(
     settled_s: float = 1.0,
     period_s: float = 0.0,
     seen_within_s: float = SEEN_WITHIN_S,
+    hosts: Sequence[Host] = (LOOPBACK,),
 ) -> History:
     """Runs faults one after another on one cluster; calls show with the name and the counts of each.
 
     Returns what was read and upserted.
 
     settled_s: the pause after a fault, twice. In the first one, failed requests still count for this fault.
-    period_s: as in Load. seen_within_s: what an operator sees later does not count.
+    period_s: as in Load. seen_within_s: what an operator sees later does not count. hosts: of the cluster's nodes.
     """
-    named = [(fault.__name__, fault) for fault in faults]
-    return run_on(named, num_rows, seconds, show, (LOOPBACK,), settled_s, period_s, seen_within_s)
-
-
-def run_on(
-    faults: Sequence[tuple[str, Callable[[Stage], None]]],
-    num_rows: int,
-    seconds: float,
-    show: Callable[[str, Tally], None],
-    hosts: Sequence[Host],
-    settled_s: float,
-    period_s: float,
-    seen_within_s: float,
-) -> History:
-    """Runs the named faults one after another on a cluster whose nodes are spread over hosts, as run() does."""
     with (
         tempfile.TemporaryDirectory() as folder,
         _stage(Path(folder), num_rows, seconds, hosts, period_s) as (stage, load),
     ):
         time.sleep(seconds)
         show(NO_FAULT, load.tally)
-        for name, fault in faults:
+        for fault in faults:
             load.tally = tally = Tally(begin_s=time.monotonic())
             server = stage.servers[0]
             with OperatorView(server.http, server.records, ["toy"], seen_within_s) as stage.view:
@@ -556,7 +542,7 @@ def run_on(
             # fault.
             load.tally = Tally(begin_s=time.monotonic())
             time.sleep(settled_s)
-            show(name, tally)
+            show(fault.__name__, tally)
     return load.history
 
 

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any
 
 import redis
 
-from loadtest.cluster_faults import History, Stage, Tally, run_on, shown
+from loadtest import cluster_faults
+from loadtest.cluster_faults import History, Stage, shown
 from loadtest.network_hosts import Hosts
-from loadtest.operator_view import SEEN_WITHIN_S
 from tests.valkey_cluster import until
 
 _COUNT = 3
@@ -102,26 +104,14 @@ def part_from_hosts(network: Network) -> None:
 FAULTS: tuple[Callable[[Network], None], ...] = (lose_host, cut_host, part_from_servers, part_from_hosts)
 
 
-def run(
-    faults: Sequence[Callable[[Network], None]],
-    num_rows: int,
-    seconds: float,
-    show: Callable[[str, Tally], None],
-    settled_s: float = 1.0,
-    period_s: float = 0.0,
-    seen_within_s: float = SEEN_WITHIN_S,
-) -> History:
-    """Runs faults one after another on one cluster of several hosts, as cluster_faults.run does.
-
-    settled_s, period_s, seen_within_s: as in cluster_faults.run.
-    """
+def run(faults: Sequence[Callable[[Network], None]], *arguments: Any, **options: Any) -> History:
+    """Runs faults one after another on one cluster of several hosts; the other arguments are cluster_faults.run's."""
     with Hosts(_COUNT) as hosts:
 
         def on(fault: Callable[[Network], None]) -> Callable[[Stage], None]:
-            return lambda stage: fault(Network(stage, hosts))
+            return wraps(fault)(lambda stage: fault(Network(stage, hosts)))
 
-        named = [(fault.__name__, on(fault)) for fault in faults]
-        return run_on(named, num_rows, seconds, show, hosts.hosts, settled_s, period_s, seen_within_s)
+        return cluster_faults.run([on(fault) for fault in faults], *arguments, hosts=hosts.hosts, **options)
 
 
 def main() -> int:

@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -161,9 +160,7 @@ class LiveServer:
     def __enter__(self) -> LiveServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.is_alive:
             self._process.send_signal(signal.SIGTERM)
         try:

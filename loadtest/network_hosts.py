@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
-from types import TracebackType
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,11 @@ class Hosts:
                 _ip("-n", name, "link", "set", "lo", "up")
                 _ip("-n", name, "link", "set", "eth0", "up")
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Delete the links before the namespaces: the kernel removes a deleted namespace's links late, so their names
         # would stay in use.
         links = [("link", "del", name) for name in (*self._names, self._bridge)]

@@ -28,7 +28,7 @@ import httpx
 
 from loadtest.live_server import header, row
 from loadtest.operator_view import OperatorView
-from tests.integration.process import ServerProcess
+from tests.integration.process import ServerProcess, write_models
 from tests.integration.s3_server import BUCKET, S3Server
 from tests.integration.store_proxy import Fault, StoreProxy
 from tests.toy_model import rewrite_manifest, write_toy_model
@@ -217,14 +217,9 @@ class Reader:
 @contextmanager
 def running(folder: Path, models: Mapping[str, str], **settings: object) -> Iterator[ServerProcess]:
     """Runs a server with models by name and base path, and a cache folder of its own unless settings name one."""
-    config = folder / "models.txt"
-    listed = [
-        f'config {{ name: "{name}" base_path: "{path}" model_platform: "tensorflow" }}' for name, path in models.items()
-    ]
-    config.write_text("model_config_list { " + " ".join(listed) + " }")
-    given = {"model_config_file": config, "store_cache_dir": folder / "cache", "store_poll_wait_seconds": _POLL_S}
-    given |= {"first_loads_timeout_s": 1, "max_num_load_retries": 1000, "store_cache_mib": _CACHE_MIB}
-    given |= {"version_settle_s": 2, "graph_signatures": "off"}
+    given: dict[str, object] = {"model_config_file": write_models(folder, models), "store_cache_dir": folder / "cache"}
+    given |= {"store_poll_wait_seconds": _POLL_S, "first_loads_timeout_s": 1, "max_num_load_retries": 1000}
+    given |= {"store_cache_mib": _CACHE_MIB, "version_settle_s": 2, "graph_signatures": "off"}
     with ServerProcess(**(given | settings)) as server:
         yield server.answering()
 

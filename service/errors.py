@@ -264,12 +264,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 _MAX_LISTED = 10
 
 
+def listed(names: Sequence[str]) -> str:
+    """Returns at most ten names, and how many more there are."""
+    more = [f"and {len(names) - _MAX_LISTED} more"] if len(names) > _MAX_LISTED else []
+    return ", ".join([*names[:_MAX_LISTED], *more])
+
+
 def models_told(names: Sequence[str]) -> str:
     """Returns the end of an error text, which names the models that the caller may see.
 
     >>> models_told(["films", "users"]), models_told([])
     ('; models: films, users', '; no model is served here')
     """
-    more = [f"and {len(names) - _MAX_LISTED} more"] if len(names) > _MAX_LISTED else []
-    listed = ", ".join([*names[:_MAX_LISTED], *more])
-    return f"; models: {listed}" if names else "; no model is served here"
+    return f"; models: {listed(names)}" if names else "; no model is served here"

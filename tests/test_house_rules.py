@@ -375,8 +375,9 @@ ALSO_KNOWN: dict[str, set[str]] = {
     # This load test uses the object stores of the tests, and the tests' proxy that breaks their answers.
     "loadtest/store_faults.py": {"tests"},
     "loadtest/host_faults.py": {"tests.valkey_cluster"},
-    # This load test writes versions of the toy model, because they differ in their rows and need no TensorFlow.
-    "loadtest/replicas/fleet.py": {"tests.toy_model"},
+    # This load test writes versions of the toy model, because they differ in their rows and need no TensorFlow, and it
+    # waits as the tests of servers do.
+    "loadtest/replicas/fleet.py": {"tests.integration.process", "tests.toy_model"},
     # The simulations run the code itself, on a disk or by a clock of theirs, and write versions of the toy model.
     "loadtest/simulate/*.py": {"model_export", "service", "tests.toy_model"},
     # This load test sends the requests of the conformance tests to the models of the tests.

@@ -43,27 +43,23 @@ def bound_to(cores: frozenset[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-class Service:
+class Service(LiveServer):
     """A process of the service that is bound to processor cores."""
 
     def __init__(self, cores: frozenset[int], flags: Sequence[str]) -> None:
         with bound_to(cores):
-            self._server = LiveServer("--file_system_poll_wait_seconds=0", *flags)
+            super().__init__("--file_system_poll_wait_seconds=0", *flags)
 
     def wait(self) -> None:
         """Waits until the service answers; raises RuntimeError if it ends, or does not answer in time."""
-        self._server.ready()
+        self.ready()
 
     def port(self, *, is_grpc: bool) -> int:
-        return int((self._server.grpc if is_grpc else self._server.http).rsplit(":", 1)[1])
-
-    @property
-    def pid(self) -> int:
-        return self._server.pid
+        return int((self.grpc if is_grpc else self.http).rsplit(":", 1)[1])
 
     def stop(self) -> None:
         """Stops the service and waits until its process has ended."""
-        self._server.__exit__(None, None, None)
+        self.__exit__()
 
 
 class Baseline:

@@ -1,9 +1,8 @@
-"""Builds foreign models, adopts them, serves original and adopted versions, compares their answers, and times them."""
+"""Builds foreign models, adopts them, serves original and adopted versions, and compares their answers."""
 
 from __future__ import annotations
 
 import json
-import statistics
 import time
 import urllib.request
 import zlib
@@ -12,117 +11,34 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
-
-from loadtest.bench.generator import Ask, LoadError, drive
 from loadtest.foreign.children import Adopted, adopt_each, build
 from loadtest.foreign.comparing import Refused, Tally, compare
 from loadtest.foreign.kinds import Kind, RandomRequests, Tensors, judged
 from loadtest.foreign.models import GATHERED, SKIPPED, ForeignModel
 from loadtest.foreign.reference import AddedLookup, Reference, added_lookups
-from loadtest.foreign.wires import GrpcWire, RestWire, from_json, grpc_request, has_json_form, rest_body, rest_path
-from loadtest.live_server import LiveServer, exchange
-from loadtest.wire import PREDICT_METHOD
-
-NUM_ROWS, NUM_REQUESTS = 32, 16
-_CONNECTIONS, _WARM_S, _TIMEOUT_S = 8, 0.2, 60
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Median requests per second of one signature over one wire. reason: why they are missing; "" if measured."""
-
-    adopted: float = 0.0
-    original: float = 0.0
-    reason: str = ""
-
-    @property
-    def ratio(self) -> float | None:
-        return self.adopted / self.original if self.original else None
-
-
-def measure(
-    servers: Sequence[LiveServer],
-    model: str,
-    signature: str,
-    requests: Sequence[Tensors],
-    *,
-    is_grpc: bool,
-    seconds: float,
-    rounds: int,
-) -> Speed:
-    """Returns the medians of both servers' rates, measured in turns on 8 connections; all requests must be valid."""
-    rates: list[list[float]] = [[], []]
-    try:
-        asks = [_ask(server, model, signature, requests, is_grpc=is_grpc) for server in servers]
-        for _ in range(rounds):
-            for server, ask, found in zip(servers, asks, rates, strict=True):
-                shot = drive(
-                    ask,
-                    _port(server, is_grpc=is_grpc),
-                    connections=_CONNECTIONS,
-                    seconds=seconds,
-                    warm_s=_WARM_S,
-                    server_cpu_s=lambda: 0.0,
-                )
-                found.append(shot.requests_per_s)
-    except (LoadError, grpc.RpcError, OSError) as error:
-        return Speed(reason=f"{type(error).__name__}: {error}")
-    adopted, original = map(statistics.median, rates)
-    return Speed(adopted, original)
-
-
-def _port(server: LiveServer, *, is_grpc: bool) -> int:
-    return int((server.grpc if is_grpc else server.http).rpartition(":")[2])
-
-
-def _ask(server: LiveServer, model: str, signature: str, requests: Sequence[Tensors], *, is_grpc: bool) -> Ask:
-    # Each request is sent once: the load generator checks that later answers have the size of the first one.
-    if is_grpc:
-        bodies = [grpc_request(model, signature, tensors).SerializeToString() for tensors in requests]
-        with grpc.insecure_channel(server.grpc) as channel:
-            call = channel.unary_unary(PREDICT_METHOD)
-            sizes = [len(call(body, timeout=_TIMEOUT_S)) for body in bodies]
-        return Ask(True, PREDICT_METHOD, bodies, sizes, [()] * len(bodies))
-    bodies = [rest_body(signature, tensors) for tensors in requests]
-    headers = [("content-type", "application/json")]
-    sizes = [_rest_size(server, rest_path(model), body, dict(headers)) for body in bodies]
-    return Ask(False, rest_path(model), bodies, sizes, [headers] * len(bodies))
-
-
-def _rest_size(server: LiveServer, path: str, body: bytes, headers: dict[str, str]) -> int:
-    status, answer = exchange(server.http, path, body, headers)
-    if status != 200:
-        raise LoadError(f"{status}: {answer[:200]!r}")
-    return len(answer)
-
+from loadtest.foreign.wires import GrpcWire, RestWire, from_json, has_json_form
+from loadtest.live_server import LiveServer
 
 # One of this many requests to a registered model that are sent over gRPC is also sent over REST; of a random model,
 # each request is.
 _REST_SHARE = 10
 # One of this many random models is adopted with its timing, which decides whether its lookups are cut out.
 _TIMED_SHARE = 5
-# Largest number of random requests that are drawn to find requests that TensorFlow answers; only answered requests are
-# timed.
-_MOST_DRAWN = 64
-_NUM_VALID = 20
+# Number of valid requests of which TensorFlow must answer half, and the number of their rows.
+_NUM_VALID, _NUM_ROWS = 20, 32
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The options of a run over foreign models: requests, rounds and seconds for each model.
+    """The options of a run over foreign models.
 
     requests: number of gRPC requests to each signature.
-    seconds: duration of each turn of the timing; 0: no timing.
-    rounds: number of turns of each server.
     scale: factor on the rows of all tables.
     together: number of models in one pair of servers.
     times_adoption: whether adopt times both forms of a graph; otherwise it cuts all described lookups out.
     """
 
     requests: int = 500
-    seconds: float = 1.0
-    rounds: int = 3
     scale: int = 1
     together: int = 10
     times_adoption: bool = True
@@ -130,11 +46,10 @@ class Plan:
 
 @dataclass(slots=True)
 class SignatureResult:
-    """The results of one signature, by wire: both versions' answers compared with TensorFlow's, and their speeds."""
+    """The results of one signature, by wire: both versions' answers compared with TensorFlow's."""
 
     adopted: dict[str, Tally] = field(default_factory=dict)
     original: dict[str, Tally] = field(default_factory=dict)
-    speed: dict[str, Speed] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -255,15 +170,14 @@ def _ask_servers(
         apart = stack.enter_context(closing(Reference(gathered))) if gathered.exists() else reference
         kinds = judged_kinds(model, apart)
         rest_share = 1 if model.words else _REST_SHARE
-        draws = {}
         for name, specs in reference.signatures.items():
-            draws[name] = RandomRequests(specs, kinds, plan.scale, zlib.crc32(f"{model.name}/{name}".encode()))
+            draws = RandomRequests(specs, kinds, plan.scale, zlib.crc32(f"{model.name}/{name}".encode()))
             found = result.signatures[name] = SignatureResult()
-            asked = Asked(model.name, name, draws[name], lambda tensors, name=name: reference.predict(name, tensors))
+            asked = Asked(model.name, name, draws, lambda tensors, name=name: reference.predict(name, tensors))
             for tensors, expected, is_rest in asked.requests(plan.requests, rest_share):
                 for side, pair in wires.items():
                     asked.compare(getattr(found, side), pair, tensors, expected, is_rest=is_rest)
-            valid = [expect(reference, name, tensors) for tensors in draws[name].of_rows(NUM_ROWS, _NUM_VALID)]
+            valid = [expect(reference, name, tensors) for tensors in draws.of_rows(_NUM_ROWS, _NUM_VALID)]
             refusals = [answer for answer in valid if isinstance(answer, Refused)]
             # If TensorFlow refused most valid requests, nothing would have been compared. It may refuse a few:
             # segment_mean returns fewer rows if the last ones are empty.
@@ -276,22 +190,6 @@ def _ask_servers(
                     result.not_compared.append(one)
                 else:
                     _ask_added(model, one, kinds, wires["adopted"], plan, result)
-        if plan.seconds and len(servers) > 1:
-            for name, found in result.signatures.items():
-                if name not in draws:
-                    continue
-                drawn = draws[name].of_rows(NUM_ROWS, _MOST_DRAWN)
-                requests = [r for r in drawn if not isinstance(expect(reference, name, r), Refused)][:NUM_REQUESTS]
-                for wire in ("grpc", "rest"):
-                    found.speed[wire] = measure(
-                        [servers["adopted"], servers["original"]],
-                        model.name,
-                        name,
-                        requests,
-                        is_grpc=wire == "grpc",
-                        seconds=plan.seconds,
-                        rounds=plan.rounds,
-                    )
 
 
 def _ask_added(

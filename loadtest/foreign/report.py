@@ -16,8 +16,6 @@ COLUMNS = (
     "lookup / cut / whole",
     "equal to the bit",
     "original equal",
-    "gRPC ratio",
-    "REST ratio",
 )
 _REASON_CHARS = 110
 # Largest length of the text about a feature of a random model: a vocabulary may have a thousand keys.
@@ -25,7 +23,6 @@ _WORDS_CHARS = 700
 
 
 def row_of(result: ModelResult) -> str:
-    """Returns a model's row of the results table; the ratios are the smallest and largest of its signatures."""
     if result.adopted is None:
         fault = result.fault if result.is_skipped else f"not built: {result.fault}"
         return row(result.name, _short(fault), *[""] * (len(COLUMNS) - 2))
@@ -41,12 +38,11 @@ def row_of(result: ModelResult) -> str:
         " / ".join(str(runs[kind]) for kind in ("lookup", "cut", "whole")) if result.adopted.version else "",
         _equal(tally for signature in found for tally in signature.adopted.values()),
         _equal(tally for signature in found for tally in signature.original.values()),
-        *(_ratios(result, wire) for wire in ("grpc", "rest")),
     )
 
 
 def findings(result: ModelResult) -> list[str]:
-    """Returns lines on a model that adopt refused, whose answers differ, or that was not timed; none if all is well.
+    """Returns lines on a model that adopt refused, or whose answers differ; none if all is well.
 
     They are the model in words, and of each kind of difference how often it occurred, with an example.
     """
@@ -57,7 +53,6 @@ def findings(result: ModelResult) -> list[str]:
                 where = f"{name} {side} {wire}:"
                 lines += [f"{where} {count} of {tally.asked}: {text}" for text, count in tally.reasons.items()]
                 lines += [f"{where} first: {tally.example}"] if tally.example else []
-        lines += [f"{name} {wire}: not timed: {s.reason}" for wire, s in signature.speed.items() if s.reason]
     kind = verdict(result)
     if kind == "equal" and not lines:
         return []
@@ -89,14 +84,6 @@ def verdict(result: ModelResult) -> str:
     if any(tally.reasons for tally in tallies):
         return "wrong"
     return "equal" if result.is_exact else "failed"
-
-
-def _ratios(result: ModelResult, wire: str) -> str:
-    ratios = [s.speed[wire].ratio for s in result.signatures.values() if wire in s.speed]
-    found = sorted(ratio for ratio in ratios if ratio is not None)
-    if not found:
-        return ""
-    return f"{found[0]:.2f}" if len(found) == 1 else f"{found[0]:.2f} to {found[-1]:.2f}"
 
 
 def _equal(tallies: Iterable[Tally]) -> str:

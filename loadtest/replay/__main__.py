@@ -32,6 +32,7 @@ from loadtest.replay.comparing import Difference, Intended, differences, read_in
 from loadtest.replay.drawing import Drawing, written
 from loadtest.replay.requests import FORMS, OTHER, Exchanges, Request, Stored
 from tests.conformance.contract_models import write_half, write_kinds
+from tests.integration.process import write_models
 from tests.mixed_model import write_mixed_model
 from tests.tower_zoo import write_zoo_model
 from tests.toy_described import write_described_model
@@ -189,13 +190,9 @@ def _shape(text: str) -> str:
 
 def _server(root: Path, models: Path, flags: Sequence[str], python: str = sys.executable) -> LiveServer:
     """Starts a server of every version of all models in a folder; the label "stable" is version 1."""
-    configs = [
-        f'config {{ name: "{model.name}" base_path: "{model.resolve()}" model_platform: "tensorflow" '
-        'model_version_policy { all {} } version_labels { key: "stable" value: 1 } }'
-        for model in sorted(models.iterdir())
-    ]
-    file = models.parent / "models.config"
-    file.write_text(f"model_config_list {{ {' '.join(configs)} }}")
+    bases = {model.name: model.resolve() for model in sorted(models.iterdir())}
+    settings = 'model_version_policy { all {} } version_labels { key: "stable" value: 1 }'
+    file = write_models(models.parent, bases, settings=settings)
     return LiveServer(f"--model_config_file={file.resolve()}", *_FLAGS, *flags, root=root, python=python)
 
 

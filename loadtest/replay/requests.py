@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import re
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from h2.events import StreamReset
@@ -177,9 +176,7 @@ class Exchanges:
     def __enter__(self) -> Exchanges:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from loadtest.live_server import ROOT
 from loadtest.network_hosts import Host, Hosts
+from tests.integration.process import until
 from tests.toy_model import toy_tables, write_toy_model
 
 MODEL = "toy"
@@ -31,15 +32,6 @@ _CONFIGURATIONS = ROOT / "examples" / "balancers"
 _EXAMPLE_NETWORK = "10.0.0."
 # --shutdown_delay_s is longer than the second within which the balancers notice that a replica is not ready.
 _FLAGS = ("--shutdown_delay_s=2", "--graph_signatures=off", "--file_system_poll_wait_seconds=0.1", "--log_format=json")
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Waits until a condition holds; raises TimeoutError if it does not hold within a minute."""
-    end_s = time.monotonic() + _PATIENCE_S
-    while not holds():
-        if time.monotonic() > end_s:
-            raise TimeoutError("a condition did not hold within a minute")
-        time.sleep(0.02)
 
 
 @cache

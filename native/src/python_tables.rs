@@ -420,7 +420,6 @@ impl Mark {
         self.0.set();
     }
 
-    /// Says whether the mark is set.
     #[getter]
     fn is_set(&self) -> bool {
         self.0.is_set()

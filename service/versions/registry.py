@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from service.errors import LabelNotFound, ModelNotFound, NotReady, ServiceError, VersionNotFound, did_you_mean
+from service.errors import LabelNotFound, ModelNotFound, NotReady, ServiceError, VersionNotFound, did_you_mean, listed
 from service.types import ModelRef, State, VersionStatus
 from service.versions.servable import Holder, LoadedServable, Servable
 
@@ -513,7 +513,7 @@ def _drain(holder: Holder, poll_s: float) -> None:
 
 
 def _served(model: ModelState) -> str:
-    return f"; versions served: {_listed(model.available)}" if model.available else ""
+    return f"; versions served: {listed([str(version) for version in model.available])}" if model.available else ""
 
 
 def _near_labels(model: ModelState, label: str) -> str:
@@ -522,14 +522,7 @@ def _near_labels(model: ModelState, label: str) -> str:
         return ""
     if not model.labels:
         return f"; no version has a label{_served(model)}"
-    return did_you_mean(label, model.labels) or f"; labels: {_listed(sorted(model.labels))}"
-
-
-def _listed(names: Iterable[object]) -> str:
-    """Returns at most ten names, and how many more there are, as the core lists names."""
-    all_names = [str(name) for name in names]
-    more = [f"and {len(all_names) - 10} more"] if len(all_names) > 10 else []
-    return ", ".join(all_names[:10] + more)
+    return did_you_mean(label, model.labels) or f"; labels: {listed(sorted(model.labels))}"
 
 
 def _describe(ref: ModelRef) -> str:

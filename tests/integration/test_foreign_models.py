@@ -1,7 +1,7 @@
 """Models of other tools are adopted without a spec, and give TensorFlow's answers to the bit.
 
 A short form of `python -m loadtest.foreign` and of its --random: fewer models and requests, one server for all adopted
-versions and one for the originals, nothing timed.
+versions and one for the originals.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def results(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     # adopt() does not time the graphs: by the times, it would cut only some signatures, and each is compared here in
     # its cut form.
     models = [model_named(name) for name in (*NAMES, *RANDOM)]
-    plan = Plan(NUM_REQUESTS, seconds=0, together=len(models), times_adoption=False)
+    plan = Plan(NUM_REQUESTS, together=len(models), times_adoption=False)
     return {result.name: result for result in run(models, tmp_path_factory.mktemp("foreign"), plan)}
 
 

@@ -81,7 +81,6 @@ impl Cache {
         self.rows.contains_key(&key(table, row))
     }
 
-    /// Offers a row.
     pub(super) fn offer(&self, table: u64, row: u64, bytes: &[u8]) {
         self.rows.insert(key(table, row), bytes.into());
     }

@@ -1,6 +1,5 @@
 //! Lists the events that the network server counts for all models together.
 
-use super::config::Wire;
 use super::frames::Flood;
 use crate::plan::Declined;
 
@@ -46,23 +45,11 @@ pub enum Event {
 pub const NUM_EVENTS: usize = Event::DisconnectedHttp as usize + 1;
 
 impl Event {
-    /// Returns the event that a connection of this wire was cut.
-    #[must_use]
-    pub fn cut(wire: Wire) -> Self {
-        match wire {
-            Wire::Grpc => Event::CutGrpc,
-            Wire::Http => Event::CutHttp,
-        }
-    }
-
-    /// Returns the event that a TLS or HTTP/2 handshake of this wire failed.
-    #[must_use]
-    pub fn handshake_failed(wire: Wire) -> Self {
-        match wire {
-            Wire::Grpc => Event::HandshakeFailedGrpc,
-            Wire::Http => Event::HandshakeFailedHttp,
-        }
-    }
+    // Events of a wire; the index is the number of the [`super::config::Wire`].
+    pub const CUT: [Event; 2] = [Event::CutGrpc, Event::CutHttp];
+    pub const HANDSHAKE_FAILED: [Event; 2] = [Event::HandshakeFailedGrpc, Event::HandshakeFailedHttp];
+    pub const CONNECTED: [Event; 2] = [Event::ConnectedGrpc, Event::ConnectedHttp];
+    pub const DISCONNECTED: [Event; 2] = [Event::DisconnectedGrpc, Event::DisconnectedHttp];
 }
 
 impl From<Flood> for Event {

@@ -64,7 +64,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         state => state.map(Result::ok),
     });
     let Ok(Some(h2)) = tokio::time::timeout(limits.handshake_timeout, handshake).await else {
-        shared.statistics.count(connection.flood().map_or(Event::handshake_failed(wire), Event::from));
+        shared.statistics.count(connection.flood().map_or(Event::HANDSHAKE_FAILED[wire as usize], Event::from));
         return;
     };
     let mut pause = RefusalPause::new(&shared.pauses, Arc::clone(&connection));
@@ -194,7 +194,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
         match self.connection.order() {
             Order::Serve => {}
             Order::Cut => {
-                self.shared.statistics.count(Event::cut(self.wire));
+                self.shared.statistics.count(Event::CUT[self.wire as usize]);
                 return true;
             }
             Order::Drain | Order::Close => {

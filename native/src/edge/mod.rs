@@ -40,6 +40,7 @@ mod socket;
 mod statistics;
 mod tls;
 mod turns;
+mod wrapped_stream;
 
 pub use crate::admission::limits::Limits;
 pub use access::{Access, Caller};

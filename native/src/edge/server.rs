@@ -464,10 +464,7 @@ impl Hub {
         let entry = Entry { connection: Arc::clone(&connection), watch };
         self.lock().insert(number, entry);
         let registration = Registration { hub: Arc::clone(self), number, wire };
-        self.shared.statistics.count(match wire {
-            Wire::Grpc => Event::ConnectedGrpc,
-            Wire::Http => Event::ConnectedHttp,
-        });
+        self.shared.statistics.count(Event::CONNECTED[wire as usize]);
         if self.is_draining.load(Relaxed) {
             connection.tell(Order::Drain);
         }
@@ -498,7 +495,7 @@ impl Hub {
                     if let Ok(Err(error)) = failed {
                         tracing::debug!(%error, "a TLS handshake failed");
                     }
-                    hub.shared.statistics.count(Event::handshake_failed(wire));
+                    hub.shared.statistics.count(Event::HANDSHAKE_FAILED[wire as usize]);
                 }
             }
         });
@@ -541,10 +538,7 @@ impl Drop for Registration {
         let entry = self.hub.lock().remove(&self.number);
         drop(entry);
         self.hub.open[self.wire as usize].fetch_sub(1, Relaxed);
-        self.hub.shared.statistics.count(match self.wire {
-            Wire::Grpc => Event::DisconnectedGrpc,
-            Wire::Http => Event::DisconnectedHttp,
-        });
+        self.hub.shared.statistics.count(Event::DISCONNECTED[self.wire as usize]);
         self.hub.closed.notify_waiters();
     }
 }

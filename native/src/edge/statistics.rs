@@ -215,7 +215,6 @@ impl Statistics {
         lock(&self.waited).iter().map(snapshot).collect()
     }
 
-    /// Counts one event.
     #[inline]
     pub fn count(&self, event: Event) {
         let shard = SHARD.try_with(|shard| *shard).unwrap_or(0);

@@ -12,8 +12,8 @@ use serde_json::json;
 use super::Call;
 use super::oip_binary::datatype_of;
 use crate::plan::{
-    Data, DataType, Declined, Effort, Graph, GraphOutput, Inputs, ModelRoutes, Notes, OutputData, Routes, Servable,
-    Signature, Tensor, VersionMemory,
+    Data, DataType, Declined, Effort, Graph, GraphOutput, GraphRequest, GraphResult, ModelRoutes, Notes, OutputData,
+    Routes, Servable, Tensor, VersionMemory,
 };
 use crate::tables::memory::Memory;
 
@@ -149,15 +149,9 @@ pub fn call(routes: &Routes) -> Call<'_> {
 struct Echo;
 
 impl Graph for Echo {
-    fn run(
-        &self,
-        _: &Servable,
-        signature: &Signature,
-        inputs: &Inputs<'_>,
-        wanted: &[usize],
-        _: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
-        let echo = |&number: &usize| match inputs.get(number) {
+    fn run(&self, request: GraphRequest<'_, '_>, _: Effort<'_>) -> GraphResult {
+        let signature = request.plan();
+        let echo = |&number: &usize| match request.inputs.get(number) {
             Some(tensor) => GraphOutput {
                 dtype: tensor.dtype,
                 dims: tensor.dims.clone(),
@@ -175,7 +169,7 @@ impl Graph for Echo {
                 },
             },
         };
-        Ok((wanted.iter().map(echo).collect(), Notes::default()))
+        Ok((request.wanted.iter().map(echo).collect(), Notes::default()))
     }
 }
 
@@ -289,8 +283,8 @@ impl Lookup {
         tensors
     }
 
-    /// Computes the numbers that the three outputs of the test signature must have.
-    pub fn vectors(&self) -> [Vec<f32>; 3] {
+    /// Computes the three outputs that the test signature must have.
+    pub fn answer(&self) -> Vec<(&'static str, SentTensor)> {
         let row = |id: &i64, dim: usize, number: fn(i64, usize) -> f32| {
             (0..dim).map(|column| number(*id, column)).collect::<Vec<_>>()
         };
@@ -307,7 +301,16 @@ impl Lookup {
             tags.extend(sum);
         }
         let of = |ids: &[i64], dim, number| ids.iter().flat_map(|id| row(id, dim, number)).collect();
-        [of(&self.users, USER_DIM, user_number), of(&self.items, ITEM_DIM, item_number), tags]
+        let outputs: [(_, _, Vec<f32>); 3] = [
+            ("user", USER_DIM, of(&self.users, USER_DIM, user_number)),
+            ("item", ITEM_DIM, of(&self.items, ITEM_DIM, item_number)),
+            ("tags", ITEM_DIM, tags),
+        ];
+        let sent = |(name, dim, numbers): (_, _, Vec<f32>)| {
+            let elements = Elements::Numbers(numbers.iter().flat_map(|number| number.to_le_bytes()).collect());
+            (name, SentTensor { dtype: DataType::Float32, dims: vec![self.users.len(), dim], elements })
+        };
+        outputs.map(sent).into()
     }
 }
 

@@ -98,7 +98,6 @@ fn run(
     if call.effort == Effort::Small && json_numbers(&work, &formats) > SMALL_JSON_NUMBERS {
         return Err(Declined::TooLarge);
     }
-    let rows = work.rows();
 
     let mut out = Vec::with_capacity(answer_capacity(&work, &formats));
     write_head(servable, request.id.as_deref(), signature, &mut out);
@@ -140,20 +139,9 @@ fn run(
             append_binary(&mut work, i, &mut out)?;
         }
     }
-    let record = recording.map(|recording| recording.end(&mut work, servable, signature_index)).transpose()?;
-    let notes = work.finish()?;
+    let answered = Answered::end(work, recording, servable, signature_index, began)?;
     ran += started.elapsed();
-    Ok(Answered {
-        body: Bytes::from(out),
-        rows,
-        servable: Arc::clone(servable),
-        signature: signature_index,
-        ran,
-        json_length,
-        notes,
-        began,
-        record,
-    })
+    Ok(Answered { body: Bytes::from(out), ran, json_length, ..answered })
 }
 
 /// The choice between JSON and binary data for each output of an answer.
@@ -384,15 +372,7 @@ mod tests {
     }
 
     fn vectors(lookup: &Lookup, form: Form) -> Vec<(&'static str, SentTensor, Form)> {
-        let names = [("user", oip_fixture::USER_DIM), ("item", oip_fixture::ITEM_DIM), ("tags", oip_fixture::ITEM_DIM)];
-        let outputs = names.into_iter().zip(lookup.vectors());
-        outputs
-            .map(|((name, dim), numbers)| {
-                let elements = Elements::Numbers(numbers.iter().flat_map(|number| number.to_le_bytes()).collect());
-                let (dtype, dims) = (DataType::Float32, vec![lookup.users.len(), dim]);
-                (name, SentTensor { dtype, dims, elements }, form)
-            })
-            .collect()
+        lookup.answer().into_iter().map(|(name, sent)| (name, sent, form)).collect()
     }
 
     fn formed_lookup(lookup: &Lookup, form: Form) -> Vec<(&'static str, SentTensor, Form)> {

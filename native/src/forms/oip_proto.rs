@@ -67,7 +67,6 @@ fn run(call: &Call<'_>, request: &Request<'_>, servable: &Arc<Servable>, signatu
     let mut work = Work::prepare(servable, signature_index, inputs, &wanted, call.effort, call.max_response_bytes)?;
     check_datatypes(signature, work.outputs())?;
     work.round_to(request.half);
-    let rows = work.rows();
 
     let outputs: SmallVec<[Output<'_>; 8]> = work
         .outputs()
@@ -100,19 +99,8 @@ fn run(call: &Call<'_>, request: &Request<'_>, servable: &Arc<Servable>, signatu
         write_delimited_header(&mut out, 6, output.num_bytes);
         append_binary(&mut work, i, &mut out)?;
     }
-    let record = recording.map(|recording| recording.end(&mut work, servable, signature_index)).transpose()?;
-    let notes = work.finish()?;
-    Ok(Answered {
-        body: Bytes::from(out),
-        rows,
-        servable: Arc::clone(servable),
-        signature: signature_index,
-        ran: started.elapsed(),
-        json_length: None,
-        notes,
-        began: started,
-        record,
-    })
+    let body = Bytes::from(out);
+    Ok(Answered { body, ..Answered::end(work, recording, servable, signature_index, started)? })
 }
 
 /// Returns the model name in a request whose first bytes are `message`; "" if they have no readable name.
@@ -559,18 +547,6 @@ mod tests {
         tensors.into_iter().map(|sent| (datatype_of(sent.dtype), sent)).collect()
     }
 
-    fn vectors(lookup: &Lookup) -> Vec<(&'static str, SentTensor)> {
-        let names = [("user", oip_fixture::USER_DIM), ("item", oip_fixture::ITEM_DIM), ("tags", oip_fixture::ITEM_DIM)];
-        let outputs = names.into_iter().zip(lookup.vectors());
-        outputs
-            .map(|((name, dim), numbers)| {
-                let elements = Elements::Numbers(numbers.iter().flat_map(|number| number.to_le_bytes()).collect());
-                let (dtype, dims) = (DataType::Float32, vec![lookup.users.len(), dim]);
-                (name, SentTensor { dtype, dims, elements })
-            })
-            .collect()
-    }
-
     fn any_request() -> impl Strategy<Value = Vec<u8>> {
         let lookup =
             (lookups(), any::<bool>()).prop_map(|(l, is_raw)| request("lookup", "7", &l.tensors(), is_raw, &["user"]));
@@ -598,7 +574,7 @@ mod tests {
 
         #[test]
         fn lookups_are_answered(lookup in lookups(), is_raw: bool, wanted in proptest::option::of(0_usize..3)) {
-            let mut outputs = vectors(&lookup);
+            let mut outputs = lookup.answer();
             let names: Vec<&str> = wanted.iter().map(|&number| outputs[number].0).collect();
             let message = request("lookup", "a", &lookup.tensors(), is_raw, &names);
             outputs.retain(|(name, _)| names.is_empty() || names.contains(name));
@@ -678,11 +654,11 @@ mod tests {
             let parameter = message_of(|to| write_delimited(to, 4, &text_entry("output_datatype", datatype)));
             body(&[request("lookup", "", &lookup.tensors(), true, &[]), parameter].concat())
         };
-        assert_eq!(asked("FP32"), Ok(response("lookup", "", &vectors(&lookup))));
+        assert_eq!(asked("FP32"), Ok(response("lookup", "", &lookup.answer())));
         for (datatype, half, dtype) in
             [("FP16", Half::Float16, DataType::Float16), ("BF16", Half::Bfloat16, DataType::Bfloat16)]
         {
-            let rounded = vectors(&lookup).into_iter().map(|(name, sent)| {
+            let rounded = lookup.answer().into_iter().map(|(name, sent)| {
                 let Elements::Numbers(numbers) = sent.elements else { panic!("no numbers") };
                 let halves = half.rounded(&numbers);
                 (name, SentTensor { dtype, elements: Elements::Numbers(halves), ..sent })

@@ -75,20 +75,7 @@ fn run(call: &Call<'_>, message: &[u8], servable: &Arc<Servable>, index: usize) 
     work.round_to(call.encoding.half());
     let as_content = call.encoding != TensorEncoding::Values;
     let body = write_response(&mut work, servable, signature, as_content)?;
-    let record = recording.map(|recording| recording.end(&mut work, servable, index)).transpose()?;
-    let rows = work.rows();
-    let notes = work.finish()?;
-    Ok(Answered {
-        body,
-        rows,
-        servable: Arc::clone(servable),
-        signature: index,
-        ran: started.elapsed(),
-        json_length: None,
-        notes,
-        began: started,
-        record,
-    })
+    Ok(Answered { body, ..Answered::end(work, recording, servable, index, started)? })
 }
 
 /// Returns the model name in a request, of which perhaps only the first bytes are received; "" if there is no readable

@@ -3,11 +3,16 @@
 //!
 //! Source: `tensorflow_serving/apis/{prediction_log,predict,model}.proto` (9d981c5).
 
-use super::Call;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+
 use super::model_spec::write_spec;
 use super::predict_response::write_response;
 use super::protobuf::{delimited_len, write_delimited, write_delimited_header};
 use super::tensor_proto::write_input;
+use super::{Answered, Call};
 use crate::plan::{Declined, Inputs, Servable, Work};
 
 /// Field number of `PredictionLog.predict_log`.
@@ -66,15 +71,30 @@ impl Recording {
     ///
     /// # Errors
     /// As [`Work::append`], which this calls again for each output.
-    pub fn end(
-        self,
-        work: &mut Work<'_, '_>,
-        servable: &Servable,
-        signature: usize,
-    ) -> Result<Box<LogRecord>, Declined> {
+    fn end(self, work: &mut Work<'_, '_>, servable: &Servable, signature: usize) -> Result<Box<LogRecord>, Declined> {
         let plan = servable.signatures().get(signature).filter(|_| self.has_answers);
         let response = plan.map(|plan| write_response(work, servable, plan, false)).transpose()?;
         Ok(log_record(PREDICT_LOG, &self.request, response.as_deref()))
+    }
+}
+
+impl Answered {
+    /// Ends the work for a request of a signature, whose run began at `began`, and returns the answer without its body.
+    ///
+    /// # Errors
+    /// As [`Work::append`], which a record calls again, and [`Work::finish`].
+    pub fn end(
+        mut work: Work<'_, '_>,
+        recording: Option<Recording>,
+        servable: &Arc<Servable>,
+        signature: usize,
+        began: Instant,
+    ) -> Result<Self, Declined> {
+        let record = recording.map(|recording| recording.end(&mut work, servable, signature)).transpose()?;
+        let rows = work.rows();
+        let notes = work.finish()?;
+        let (servable, ran) = (Arc::clone(servable), began.elapsed());
+        Ok(Answered { body: Bytes::new(), rows, servable, signature, ran, json_length: None, notes, began, record })
     }
 }
 

@@ -17,9 +17,7 @@ pub type BodyError = Box<dyn Error + Send + Sync>;
 
 /// The body of an HTTP request.
 pub enum RequestBody {
-    /// The body of an HTTP/1.1 request.
     Http1(Incoming),
-    /// The body of an HTTP/2 request.
     Http2(Http2Body),
 }
 

@@ -13,9 +13,9 @@ use super::inputs::UnknownKeyCounts;
 use super::notes::Notes;
 use super::rows_read::RowsRead;
 
-/// The outputs of a request that ran in a batch, with what its client is told beside them; or the reason why the
-/// request has none.
-pub type BatchResult = Result<(Vec<GraphOutput>, Notes), Declined>;
+/// The outputs of a graph for a request, with what its client is told beside them; or the reason why the request has
+/// none.
+pub type GraphResult = Result<(Vec<GraphOutput>, Notes), Declined>;
 
 /// A request's place in a batch queue. Dropping it removes the request from the queue.
 pub trait BatchTicket: Send {
@@ -27,7 +27,7 @@ pub trait BatchTicket: Send {
 /// A request that waits in a batch queue. Dropping it removes the request from the queue.
 pub struct QueuedRequest {
     /// Receives the outputs; it is closed if the run of the batch panicked.
-    pub receiver: oneshot::Receiver<BatchResult>,
+    pub receiver: oneshot::Receiver<GraphResult>,
     /// The request's place in the queue.
     pub ticket: Box<dyn BatchTicket>,
     /// Index of the signature, B, the number of rows of the request, and the numbers of its unknown keys.
@@ -40,7 +40,7 @@ pub type Queue = SmallVec<[QueuedRequest; 1]>;
 impl QueuedRequest {
     /// Returns a queued request whose outputs come by `receiver`.
     #[must_use]
-    pub fn new(receiver: oneshot::Receiver<BatchResult>, ticket: Box<dyn BatchTicket>) -> Self {
+    pub fn new(receiver: oneshot::Receiver<GraphResult>, ticket: Box<dyn BatchTicket>) -> Self {
         QueuedRequest { receiver, ticket, validated: Default::default() }
     }
 

@@ -291,7 +291,6 @@ pub struct FeatureDescription {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnEmptyRow {
-    /// Zeros.
     #[default]
     Zeros,
     /// NaN in each column.

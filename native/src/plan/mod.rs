@@ -30,7 +30,7 @@ pub(crate) mod tests;
 mod validation;
 mod work;
 
-pub use batch::{BatchPlace, BatchResult, BatchTicket, Queue, QueuedRequest, Ran};
+pub use batch::{BatchPlace, BatchTicket, GraphResult, Queue, QueuedRequest, Ran};
 pub use declined::Declined;
 pub use description::{
     Description, FeatureDescription, InputDescription, OnEmptyRow, OtherSignature, OutputDescription,
@@ -49,8 +49,8 @@ pub use remote_rows::read_table;
 pub use routes::{ModelRoutes, Routes, Version};
 pub use rows_read::RowsRead;
 pub use servable::{
-    Counts, FeaturePlan, Graph, InputPlan, InputRole, LookupKind, OpenGraph, OutputPlan, Ragged, RaggedNames, Servable,
-    Signature, VersionMemory,
+    Counts, FeaturePlan, Graph, GraphRequest, InputPlan, InputRole, LookupKind, OpenGraph, OutputPlan, Ragged,
+    RaggedNames, Servable, Signature, VersionMemory,
 };
 pub use validation::{check_names, set_no_rows};
 pub use work::{OutputShape, Work, check_answer_size};

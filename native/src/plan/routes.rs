@@ -11,7 +11,6 @@ use super::servable::Servable;
 /// How a request names the version of a model: the latest version, a number or a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version<'a> {
-    /// The latest version.
     Latest,
     /// The model version with this number.
     Number(i64),

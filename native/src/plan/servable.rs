@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use super::batch::{BatchPlace, QueuedRequest};
+use super::batch::{BatchPlace, GraphResult, QueuedRequest};
 use super::declined::Declined;
 use super::description::{
     DefaultDescription, Description, FeatureDescription, OnEmptyRow, OtherSignature, OutputDescription, Paging,
@@ -15,11 +15,9 @@ use super::description::{
 };
 use super::effort::Effort;
 use super::faults::{self, Asked, BoxedFault, Names as KnownNames};
-use super::graph_output::GraphOutput;
 use super::inputs::{Data, DataType, Inputs, Strings, Tensor, UnknownKeyCounts};
 use super::links::Links;
 use super::names::Names;
-use super::notes::Notes;
 use super::rows_read::RowsRead;
 use super::sparse::Sparse;
 use crate::clusters::{Clusters, RemoteTable};
@@ -201,25 +199,34 @@ pub struct OutputPlan {
     pub row_bytes: usize,
 }
 
+/// A request that has passed [`super::Work::prepare`], for a graph: names, dtypes, ranks, row splits and ids fit the
+/// signature, and each required input is there.
+#[derive(Clone, Copy)]
+pub struct GraphRequest<'a, 'r> {
+    pub servable: &'a Arc<Servable>,
+    /// Index of the signature.
+    pub signature: usize,
+    pub inputs: &'a Inputs<'r>,
+    /// Indexes of the wanted outputs, each once.
+    pub wanted: &'a [usize],
+}
+
+impl<'a> GraphRequest<'a, '_> {
+    #[must_use]
+    pub fn plan(&self) -> &'a Signature {
+        &self.servable.signatures()[self.signature]
+    }
+}
+
 /// The graph of one predict signature. Concurrency: any thread.
 pub trait Graph: Send + Sync + std::fmt::Debug {
-    /// Looks up the vectors that the graph gets as inputs, runs the graph, and returns one output for each index in
-    /// `wanted`, and what the client is told beside the answer.
-    ///
-    /// The inputs have passed [`super::Work::prepare`]: names, dtypes, ranks, row splits and ids fit the signature,
-    /// and each required input is there.
+    /// Looks up the vectors that the graph gets as inputs, runs the graph, and returns the wanted outputs, and what the
+    /// client is told beside the answer.
     ///
     /// # Errors
     /// [`Declined::Fault`]: rows could not be read from a cluster in time, or the graph failed. Others as
     /// [`super::Work::prepare`].
-    fn run(
-        &self,
-        servable: &Servable,
-        signature: &Signature,
-        inputs: &Inputs<'_>,
-        wanted: &[usize],
-        effort: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Notes), Declined>;
+    fn run(&self, request: GraphRequest<'_, '_>, effort: Effort<'_>) -> GraphResult;
 
     /// Says whether the graph is open: if not, the first run opens it, which takes seconds.
     fn is_open(&self) -> bool {
@@ -231,18 +238,15 @@ pub trait Graph: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// Leaves a request in the graph's batch queue; the arguments are those of [`Graph::run`], but for the number of the
-    /// signature and the rows that the request has read from clusters. None: the request must run by itself.
+    /// Leaves a request in the graph's batch queue, with the rows that it has read from clusters. None: the request must
+    /// run by itself.
     ///
     /// # Errors
     /// The request does not fit into a batch, or too many batches wait.
     fn queue(
         &self,
-        _servable: &Arc<Servable>,
-        _signature: usize,
-        _inputs: &Inputs<'_>,
+        _request: GraphRequest<'_, '_>,
         _rows: RowsRead,
-        _wanted: &[usize],
         _deadline: Option<Instant>,
     ) -> Result<Option<QueuedRequest>, BoxedFault> {
         Ok(None)

@@ -20,7 +20,7 @@ use super::notes::Notes;
 use super::paged_rows;
 use super::remote_rows;
 use super::rows_read::{RemoteRows, RowsRead};
-use super::servable::{Servable, Signature};
+use super::servable::{GraphRequest, Servable, Signature};
 use super::sparse::Sparse;
 use super::validation::{check_names, count_rows, shape_faults, validate_tensors};
 use crate::tables::halves::Half;
@@ -131,19 +131,19 @@ impl<'s, 'r> Work<'s, 'r> {
             let numbers = if wanted.is_empty() { &all[..] } else { wanted };
             let row_bytes: usize = numbers.iter().map(|&index| plan.outputs[index].row_bytes).sum();
             check_answer_size(rows.saturating_mul(row_bytes), rows, max_response_bytes)?;
+            let request = GraphRequest { servable, signature, inputs: &inputs, wanted: numbers };
             if let Some(place) = effort.batch() {
                 if plan.is_batched() {
                     let deadline = effort.waiting().and_then(|waiting| waiting.deadline);
                     let read = read_remote(servable, plan, &inputs, effort)?;
-                    let queued = graph.queue(servable, signature, &inputs, read, numbers, deadline);
-                    if let Some(queued) = queued? {
+                    if let Some(queued) = graph.queue(request, read, deadline)? {
                         place.leave(queued.with_validated(signature, rows, work.unknown_keys));
                         return Err(Declined::Queued);
                     }
                 }
                 effort.check_alone()?;
             }
-            let (outputs, notes) = graph.run(servable, plan, &inputs, numbers, effort)?;
+            let (outputs, notes) = graph.run(request, effort)?;
             // Before the run, the size of outputs of strings and of unknown shapes is not known.
             check_answer_size(outputs.iter().map(GraphOutput::num_bytes).sum(), rows, max_response_bytes)?;
             work.outputs = graph_shapes(numbers, &outputs);

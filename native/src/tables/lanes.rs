@@ -27,9 +27,7 @@ pub(super) trait Lanes: Copy {
     fn write_float16(self, to: &mut [MaybeUninit<u8>; 16]);
     /// Writes the eight numbers as bfloat16, rounded with ties to even. A NaN keeps only its sign, as in TensorFlow.
     fn write_bfloat16(self, to: &mut [MaybeUninit<u8>; 16]);
-    /// Returns `self + other`.
     fn plus(self, other: Self) -> Self;
-    /// Returns `self * other`.
     fn times(self, other: Self) -> Self;
     /// Returns `self * other + sum` for each of the eight numbers; `Avx2` rounds each result once, `Plain` twice.
     fn times_plus(self, other: Self, sum: Self) -> Self;

@@ -50,7 +50,6 @@ pub struct Search<'a> {
     pub own: &'a [i64],
     /// The maximal number of neighbours of a query that are returned.
     pub k: usize,
-    /// The metric.
     pub metric: Metric,
     /// The ids of the only rows that may be neighbours, ascending and in the table; None: all rows may be.
     pub listed: Option<&'a [i64]>,

@@ -5,10 +5,9 @@ use super::table::Dtype;
 
 /// A dtype of a table's stored numbers, with functions that read these numbers as float32.
 pub(super) trait Stored {
-    /// The dtype.
     const DTYPE: Dtype;
     /// Whether each row has a float32 scale, by which its numbers are multiplied.
-    const IS_SCALED: bool = false;
+    const IS_SCALED: bool;
     /// The bytes with the number of one column; two columns of int4 share one.
     type One: Octets;
     /// The bytes with the numbers of eight columns.
@@ -18,10 +17,7 @@ pub(super) trait Stored {
     fn row_bytes(dim: usize) -> usize;
 
     /// Returns the place in a row at which the bytes of a column begin.
-    #[inline(always)]
-    fn offset(column: usize) -> usize {
-        Self::row_bytes(column)
-    }
+    fn offset(column: usize) -> usize;
 
     /// Returns the number of a column.
     fn one(bytes: Self::One, column: usize) -> f32;
@@ -34,120 +30,49 @@ pub(super) trait Octets: Copy {}
 
 impl<const N: usize> Octets for [u8; N] {}
 
-pub(super) struct Float32;
-pub(super) struct Float16;
-pub(super) struct Bfloat16;
-pub(super) struct Int8;
-pub(super) struct Int4;
+/// Defines a dtype: `$one` makes the number of a column of the bytes `$bytes`, and the function `$eight` of [`Lanes`]
+/// those of eight columns. A byte holds as many columns as `$per_byte` says, 1 unless given.
+macro_rules! stored {
+    ($name:ident, $one_bytes:literal, $eight_bytes:literal, $eight:ident, |$bytes:ident, $column:ident| $one:expr) => {
+        stored!($name, $one_bytes, $eight_bytes, $eight, |$bytes, $column| $one, false, 1);
+    };
+    (
+        $name:ident, $one_bytes:literal, $eight_bytes:literal, $eight:ident,
+        |$bytes:ident, $column:ident| $one:expr, $is_scaled:literal, $per_byte:literal
+    ) => {
+        pub(super) struct $name;
 
-impl Stored for Float32 {
-    const DTYPE: Dtype = Dtype::Float32;
-    type One = [u8; 4];
-    type Eight = [u8; 32];
+        impl Stored for $name {
+            const DTYPE: Dtype = Dtype::$name;
+            const IS_SCALED: bool = $is_scaled;
+            type One = [u8; $one_bytes];
+            type Eight = [u8; $eight_bytes];
 
-    #[inline(always)]
-    fn row_bytes(dim: usize) -> usize {
-        dim * 4
-    }
+            #[inline(always)]
+            fn row_bytes(dim: usize) -> usize {
+                (dim * $one_bytes).div_ceil($per_byte)
+            }
 
-    #[inline(always)]
-    fn one(bytes: [u8; 4], _: usize) -> f32 {
-        f32::from_le_bytes(bytes)
-    }
+            #[inline(always)]
+            fn offset(column: usize) -> usize {
+                column * $one_bytes / $per_byte
+            }
 
-    #[inline(always)]
-    fn eight<L: Lanes>(has: L::Processor, bytes: &[u8; 32]) -> L {
-        L::float32(has, bytes)
-    }
+            #[inline(always)]
+            fn one($bytes: Self::One, $column: usize) -> f32 {
+                $one
+            }
+
+            #[inline(always)]
+            fn eight<L: Lanes>(has: L::Processor, bytes: &Self::Eight) -> L {
+                L::$eight(has, bytes)
+            }
+        }
+    };
 }
 
-impl Stored for Float16 {
-    const DTYPE: Dtype = Dtype::Float16;
-    type One = [u8; 2];
-    type Eight = [u8; 16];
-
-    #[inline(always)]
-    fn row_bytes(dim: usize) -> usize {
-        dim * 2
-    }
-
-    #[inline(always)]
-    fn one(bytes: [u8; 2], _: usize) -> f32 {
-        widened(u16::from_le_bytes(bytes))
-    }
-
-    #[inline(always)]
-    fn eight<L: Lanes>(has: L::Processor, bytes: &[u8; 16]) -> L {
-        L::float16(has, bytes)
-    }
-}
-
-impl Stored for Bfloat16 {
-    const DTYPE: Dtype = Dtype::Bfloat16;
-    type One = [u8; 2];
-    type Eight = [u8; 16];
-
-    #[inline(always)]
-    fn row_bytes(dim: usize) -> usize {
-        dim * 2
-    }
-
-    #[inline(always)]
-    fn one(bytes: [u8; 2], _: usize) -> f32 {
-        upper_half(u16::from_le_bytes(bytes))
-    }
-
-    #[inline(always)]
-    fn eight<L: Lanes>(has: L::Processor, bytes: &[u8; 16]) -> L {
-        L::bfloat16(has, bytes)
-    }
-}
-
-impl Stored for Int8 {
-    const DTYPE: Dtype = Dtype::Int8;
-    const IS_SCALED: bool = true;
-    type One = [u8; 1];
-    type Eight = [u8; 8];
-
-    #[inline(always)]
-    fn row_bytes(dim: usize) -> usize {
-        dim
-    }
-
-    #[inline(always)]
-    fn one(bytes: [u8; 1], _: usize) -> f32 {
-        signed_byte(bytes[0])
-    }
-
-    #[inline(always)]
-    fn eight<L: Lanes>(has: L::Processor, bytes: &[u8; 8]) -> L {
-        L::int8(has, bytes)
-    }
-}
-
-impl Stored for Int4 {
-    const DTYPE: Dtype = Dtype::Int4;
-    const IS_SCALED: bool = true;
-    type One = [u8; 1];
-    type Eight = [u8; 4];
-
-    #[inline(always)]
-    fn row_bytes(dim: usize) -> usize {
-        dim.div_ceil(2)
-    }
-
-    #[inline(always)]
-    fn offset(column: usize) -> usize {
-        column / 2
-    }
-
-    #[inline(always)]
-    fn one(bytes: [u8; 1], column: usize) -> f32 {
-        half_of_byte(bytes[0], column)
-    }
-
-    #[inline(always)]
-    fn eight<L: Lanes>(has: L::Processor, bytes: &[u8; 4]) -> L {
-        L::int4(has, bytes)
-    }
-}
+stored!(Float32, 4, 32, float32, |bytes, _column| f32::from_le_bytes(bytes));
+stored!(Float16, 2, 16, float16, |bytes, _column| widened(u16::from_le_bytes(bytes)));
+stored!(Bfloat16, 2, 16, bfloat16, |bytes, _column| upper_half(u16::from_le_bytes(bytes)));
+stored!(Int8, 1, 8, int8, |bytes, _column| signed_byte(bytes[0]), true, 1);
+stored!(Int4, 1, 4, int4, |bytes, column| half_of_byte(bytes[0], column), true, 2);

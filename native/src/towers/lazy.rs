@@ -1,11 +1,11 @@
 //! Opens a graph at the first request for it.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{OnceLock, PoisonError};
 use std::time::Instant;
 
 use crate::plan::faults::{self, BoxedFault};
-use crate::plan::{Declined, Effort, Graph, GraphOutput, Inputs, Notes, QueuedRequest, RowsRead, Servable, Signature};
+use crate::plan::{Effort, Graph, GraphRequest, GraphResult, QueuedRequest, RowsRead};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// A function that opens a graph; its error is one sentence of text.
@@ -117,16 +117,9 @@ impl fmt::Debug for LazyGraph {
 }
 
 impl Graph for LazyGraph {
-    fn run(
-        &self,
-        servable: &Servable,
-        signature: &Signature,
-        inputs: &Inputs<'_>,
-        wanted: &[usize],
-        effort: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
+    fn run(&self, request: GraphRequest<'_, '_>, effort: Effort<'_>) -> GraphResult {
         let graph = self.opened(effort.waiting().and_then(|waiting| waiting.deadline))?;
-        graph.run(servable, signature, inputs, wanted, effort)
+        graph.run(request, effort)
     }
 
     fn is_open(&self) -> bool {
@@ -139,15 +132,11 @@ impl Graph for LazyGraph {
 
     fn queue(
         &self,
-        servable: &Arc<Servable>,
-        signature: usize,
-        inputs: &Inputs<'_>,
+        request: GraphRequest<'_, '_>,
         rows: RowsRead,
-        wanted: &[usize],
         deadline: Option<Instant>,
     ) -> Result<Option<QueuedRequest>, BoxedFault> {
-        let graph = self.opened(deadline)?;
-        graph.queue(servable, signature, inputs, rows, wanted, deadline)
+        self.opened(deadline)?.queue(request, rows, deadline)
     }
 
     fn set_published(&self, is_published: bool) {
@@ -161,24 +150,19 @@ impl Graph for LazyGraph {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::time::Duration;
 
     use super::*;
+    use crate::plan::Notes;
     use crate::plan::faults::Code;
 
     #[derive(Debug)]
     struct Empty;
 
     impl Graph for Empty {
-        fn run(
-            &self,
-            _: &Servable,
-            _: &Signature,
-            _: &Inputs<'_>,
-            _: &[usize],
-            _: Effort<'_>,
-        ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
+        fn run(&self, _: GraphRequest<'_, '_>, _: Effort<'_>) -> GraphResult {
             Ok((vec![], Notes::default()))
         }
     }
@@ -233,7 +217,10 @@ mod tests {
 
 #[cfg(all(test, feature = "model"))]
 mod model {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::plan::Notes;
     use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
     use crate::sync::{check, thread};
 
@@ -242,14 +229,7 @@ mod model {
     struct Told(Arc<AtomicBool>);
 
     impl Graph for Told {
-        fn run(
-            &self,
-            _: &Servable,
-            _: &Signature,
-            _: &Inputs<'_>,
-            _: &[usize],
-            _: Effort<'_>,
-        ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
+        fn run(&self, _: GraphRequest<'_, '_>, _: Effort<'_>) -> GraphResult {
             Ok((vec![], Notes::default()))
         }
 

@@ -12,7 +12,7 @@ use super::session::{Callable, GraphError, Session};
 use super::tensor::{AlignedBuffer, Tensor};
 use crate::plan::faults::{self, BoxedFault};
 use crate::plan::{
-    self, Data, DataType, Declined, Dims, Effort, Features, GraphOutput, Inputs, Notes, OutputData, Servable,
+    self, Data, DataType, Declined, Dims, Effort, Features, GraphOutput, GraphRequest, GraphResult, Inputs, OutputData,
     Signature, graph_refusal,
 };
 use crate::tables::table::Ints;
@@ -196,14 +196,9 @@ impl Tower {
 }
 
 impl plan::Graph for Tower {
-    fn run(
-        &self,
-        servable: &Servable,
-        signature: &Signature,
-        inputs: &Inputs<'_>,
-        wanted: &[usize],
-        effort: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
+    fn run(&self, request: GraphRequest<'_, '_>, effort: Effort<'_>) -> GraphResult {
+        let GraphRequest { servable, inputs, wanted, .. } = request;
+        let signature = request.plan();
         // The output indexes are sorted, so that requests for the same outputs in another order use the same callable.
         let mut sorted: OutputIndexes = wanted.iter().copied().collect();
         sorted.sort_unstable();

@@ -401,8 +401,12 @@ async fn connections_beyond_the_limit_are_dropped() {
         body.send_data(framed(b"hello").slice(..6), false).unwrap();
         (response, body)
     };
-    let begun = [start_call(&one), start_call(&two)];
-    until("both are begun", || setup.server().statistics().bytes_in_flight > 0).await;
+    let mut begun = Vec::new();
+    for sender in [&one, &two] {
+        let before = setup.server().statistics().bytes_in_flight;
+        begun.push(start_call(sender));
+        until("it is begun", || setup.server().statistics().bytes_in_flight > before).await;
+    }
     let third = connect(&setup).await;
     assert!(call(&third, PREDICT, &[], framed(b"x")).await.is_err());
     let refused = setup.server().statistics().refused;

@@ -437,7 +437,6 @@ pub fn from_base64(value: &Json<'_>) -> std::result::Result<Vec<u8>, BoxedFault>
 
 /// A value that is to become a tensor: one JSON value, or a column of `instances` with a value from each row.
 pub enum Value<'t, 'a> {
-    /// A JSON value.
     One(&'t Json<'a>),
     /// A list, such as `instances` without names.
     List(&'t List<'a>),

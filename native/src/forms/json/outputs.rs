@@ -82,23 +82,10 @@ pub fn answer(
         Ok(Output { name: &plan.outputs[shape.output].name, shape, values: values(&mut work, index, shape)? })
     });
     let outputs = outputs.collect::<Result<SmallVec<[Output<'_>; 4]>, Declined>>()?;
-    let record = recording.map(|recording| recording.end(&mut work, servable, signature)).transpose()?;
-    let rows = work.rows();
-    let notes = work.finish()?;
-    let ran = started.elapsed();
+    let answered = Answered::end(work, recording, servable, signature, started)?;
     let mut body = text_buffer(count);
     write(&outputs, layout, NonFinite::of(call.strict_json), &mut body)?;
-    Ok(Answered {
-        body: Bytes::from(body),
-        rows,
-        servable: Arc::clone(servable),
-        signature,
-        ran,
-        json_length: None,
-        notes,
-        began: started,
-        record,
-    })
+    Ok(Answered { body: Bytes::from(body), ..answered })
 }
 
 fn size(shape: &OutputShape) -> usize {

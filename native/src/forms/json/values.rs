@@ -5,7 +5,6 @@ use std::borrow::Cow;
 /// One JSON value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Json<'a> {
-    /// `null`.
     Null,
     /// `true` or `false`.
     Bool(bool),

@@ -12,7 +12,10 @@ use crate::forms::protobuf::write_delimited;
 use crate::forms::tensor_proto::tests::ProstTensor;
 use crate::plan::tests::is_fault;
 use crate::plan::tests::{feature, input, output, servable, toy};
-use crate::plan::{DataType, Description, Graph, GraphOutput, ModelRoutes, Notes, OutputData, Routes, VersionMemory};
+use crate::plan::{
+    DataType, Description, Graph, GraphOutput, GraphRequest, GraphResult, ModelRoutes, Notes, OutputData, Routes,
+    VersionMemory,
+};
 use crate::tables::halves::Half;
 
 #[derive(Clone, PartialEq, Message)]
@@ -215,15 +218,8 @@ fn long_requests_are_large_work() {
 struct EveryDtype;
 
 impl Graph for EveryDtype {
-    fn run(
-        &self,
-        _: &Servable,
-        _: &Signature,
-        _: &Inputs<'_>,
-        wanted: &[usize],
-        _: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
-        let ran = wanted.iter().map(|&number| {
+    fn run(&self, request: GraphRequest<'_, '_>, _: Effort<'_>) -> GraphResult {
+        let ran = request.wanted.iter().map(|&number| {
             let (_, dtype, dims, bytes) = EVERY_DTYPE[number];
             let data = if dtype == DataType::String {
                 OutputData::Strings(vec![b"a".to_vec(), vec![], vec![0xFF; 3]])

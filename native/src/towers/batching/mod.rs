@@ -26,8 +26,8 @@ use self::queue::{Queued, Task};
 use self::scheduler::{BatchCall, Scheduler};
 use crate::plan::faults::{self, BoxedFault, Code};
 use crate::plan::{
-    BatchPlace, BatchResult, BatchTicket, Declined, Effort, Graph, GraphOutput, Inputs, Notes, QueuedRequest, RowsRead,
-    Servable, Signature, Waiting, unknown_keys_of,
+    BatchPlace, BatchTicket, Declined, Effort, Graph, GraphOutput, GraphRequest, GraphResult, Notes, QueuedRequest,
+    RowsRead, Servable, Signature, Waiting, unknown_keys_of,
 };
 
 pub use self::counts::{Counts, Histogram, Limits};
@@ -90,15 +90,8 @@ impl Drop for BatchedGraph {
 }
 
 impl Graph for BatchedGraph {
-    fn run(
-        &self,
-        servable: &Servable,
-        signature: &Signature,
-        inputs: &Inputs<'_>,
-        wanted: &[usize],
-        effort: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
-        self.graph.run(servable, signature, inputs, wanted, effort)
+    fn run(&self, request: GraphRequest<'_, '_>, effort: Effort<'_>) -> GraphResult {
+        self.graph.run(request, effort)
     }
 
     fn is_batched(&self) -> bool {
@@ -111,14 +104,12 @@ impl Graph for BatchedGraph {
 
     fn queue(
         &self,
-        servable: &Arc<Servable>,
-        signature: usize,
-        inputs: &Inputs<'_>,
+        request: GraphRequest<'_, '_>,
         read: RowsRead,
-        wanted: &[usize],
         deadline: Option<Instant>,
     ) -> Result<Option<QueuedRequest>, BoxedFault> {
-        let kinds = self.kinds.get_or_init(|| input_kinds(&servable.signatures()[signature]).into());
+        let GraphRequest { servable, signature, inputs, wanted } = request;
+        let kinds = self.kinds.get_or_init(|| input_kinds(request.plan()).into());
         let inputs = OwnedInputs::copy_of(kinds, inputs);
         let rows = inputs.num_rows(kinds)?;
         if rows == 0 {
@@ -182,7 +173,7 @@ struct Call {
 
 struct Answer {
     /// None once the request has its answer.
-    sender: Option<oneshot::Sender<BatchResult>>,
+    sender: Option<oneshot::Sender<GraphResult>>,
     /// The outputs of the request's ended tasks, each with the row at which the task begins.
     parts: Vec<(usize, Vec<GraphOutput>)>,
     /// Whether a vocabulary lacks a key of a batch in which a task of the request ran.
@@ -280,7 +271,9 @@ fn run_joined(tasks: &[Task<Call>], pads: bool) -> Result<(Vec<Vec<GraphOutput>>
     // A request whose deadline passes during the run gets its answer late; the other requests of its batch do not fail.
     let deadline = tasks.iter().map(|task| task.call.deadline).reduce(|one, other| Some(one?.max(other?)));
     let waiting = Waiting { deadline: deadline.flatten(), batch, ..Waiting::default() };
-    let (outputs, notes) = graph.run(&first.servable, plan, &inputs, &first.group.wanted, Effort::Wait(&waiting))?;
+    let Call { servable, signature, group, .. } = &**first;
+    let request = GraphRequest { servable, signature: *signature, inputs: &inputs, wanted: &group.wanted };
+    let (outputs, notes) = graph.run(request, Effort::Wait(&waiting))?;
     Ok((split(outputs, &rows, num_rows + padding)?, notes.has_unknown_keys()))
 }
 
@@ -315,7 +308,7 @@ impl Call {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn end(&self, result: BatchResult) {
+    fn end(&self, result: GraphResult) {
         let sender = self.lock().sender.take();
         if let Some(sender) = sender {
             let _ = sender.send(result.map_err(|declined| declined.at(|| self.subject())));
