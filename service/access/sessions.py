@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from service.access.callers import Callers, Grant, digest_of
+from service.artifact.files import read_plain_file
 from service.errors import PermissionDenied, Unauthenticated
 
 # Name of the cookie whose value is the secret of a browser's console session.
@@ -180,12 +181,11 @@ def read_secrets(path: Path) -> tuple[bytes, ...]:
     short.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
+        data = read_plain_file(path, _MAX_FILE_BYTES)
     except OSError as error:
         raise SecretError(str(error.strerror)) from error
     found = tuple(line.strip() for line in data.splitlines() if line.strip())
-    if len(data) > _MAX_FILE_BYTES or not found:
+    if not found:
         raise SecretError("expected a secret, or some, one a line")
     if any(len(one) < MIN_SECRET_CHARS for one in found):
         raise SecretError(f"a secret has fewer than {MIN_SECRET_CHARS} characters")

@@ -269,6 +269,9 @@ class Inbox:
         # Names of the refused delta files: each call of read() looks whether they have changed, because somebody may
         # replace them.
         self._bad: set[str] = set()
+        # Names of the refused delta files that could not be opened or read, perhaps for a reason outside of the file,
+        # such as a disk that failed for a moment: each call tries them again.
+        self._unread: set[str] = set()
         self._calls = 0
         self._is_link = False
 
@@ -308,6 +311,7 @@ class Inbox:
                     found[entry.name] = sequence
         self._seen = {name: look for name, look in self._seen.items() if name in found}
         self._bad &= found.keys()
+        self._unread &= found.keys()
         deltas, done = [], 0
         looks_at_all = self._calls % _LOOK_AGAIN_EVERY == 0
         for name, sequence in sorted(found.items(), key=lambda item: item[1]):
@@ -317,7 +321,8 @@ class Inbox:
                 look = _look(os.stat(name, dir_fd=folder, follow_symlinks=False))
             except FileNotFoundError:
                 continue
-            if self._seen.get(name) == look:
+            is_known = self._seen.get(name) == look
+            if is_known and name not in self._unread:
                 continue
             if done >= max_bytes:
                 break
@@ -325,6 +330,7 @@ class Inbox:
                 data, look = self._open(folder, name)
                 self._seen[name] = look
                 self._bad.discard(name)
+                self._unread.discard(name)
                 done += len(data)
                 delta = decode(data)
                 if delta.sequence != sequence:
@@ -335,7 +341,11 @@ class Inbox:
             except DeltaFault as fault:
                 self._seen[name] = look
                 self._bad.add(name)
-                self._refused(fault, f"{self._folder / name}")
+                is_told = is_known and name in self._unread
+                if isinstance(fault.__cause__, OSError):
+                    self._unread.add(name)
+                if not is_told:
+                    self._refused(fault, f"{self._folder / name}")
         return deltas
 
     def _open(self, folder: int, name: str) -> tuple[bytes, _Look]:

@@ -1,10 +1,11 @@
 """Keeps files for the next start of the server: the hot rows of versions, and indexes of nearest rows.
 
 A file `<folder>/<model>/<version>.jsonl` has one JSON object in a line: {"table", "id", "key", "lookups"}, table by
-table, the hottest row first. A model's name is percent-encoded. Other programs may read the files to fill their caches.
+table, the hottest row first. Other programs may read the files to fill their caches.
 
 A file `<folder>/<model>/<version>-<metric>-<hash>.rows` has the index of one table. The hash is computed from the
-version's manifest, which has the checksums of its tables, and from the table's name. A model's name is percent-encoded.
+version's manifest, which has the checksums of its tables, and from the table's name. delta_journal.model_folder()
+encodes the model's name in both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 
@@ -113,7 +113,7 @@ class HotRowsFiles:
 
 
 def _path(folder: Path, model: str, version: int) -> Path:
-    return folder / quote(model, safe="") / f"{version}.jsonl"
+    return model_folder(folder, model) / f"{version}.jsonl"
 
 
 def _newest(folder: Path, model: str, version: int) -> Path | None:

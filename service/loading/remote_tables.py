@@ -426,8 +426,12 @@ class RemoteTables:
 
         def run() -> None:
             while not stop.wait(_LOOK_S):
-                self.look()
-                self._core.refresh()
+                try:
+                    self.look()
+                    self._core.refresh()
+                except Exception:
+                    # An error must not end this thread: without it, the state of each cluster would stay as it is now.
+                    logger.exception("clusters can not be checked")
 
         def follow() -> None:
             while not stop.wait(_FOLLOW_S):

@@ -296,13 +296,20 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+# Control characters, as text shows them. Names that clients choose may have some: a line break would begin a line that
+# looks like the server's own, and an escape sequence would change what a terminal shows. A message of native libraries
+# has line breaks of its own.
+_SHOWN = {code: ascii(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0))}
+_SHOWN_IN_MESSAGE = {code: shown for code, shown in _SHOWN.items() if code != ord("\n")}
+
+
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         if told := getattr(record, "told", ""):
-            return f"{time} {told}"
-        extras = "".join(f" {key}={value}" for key, value in _extras(record).items())
-        text = f"{time} {record.levelname.lower():<7} {record.getMessage()}{extras}"
+            return f"{time} {told.translate(_SHOWN)}"
+        extras = "".join(f" {key}={str(value).translate(_SHOWN)}" for key, value in _extras(record).items())
+        text = f"{time} {record.levelname.lower():<7} {record.getMessage().translate(_SHOWN_IN_MESSAGE)}{extras}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 

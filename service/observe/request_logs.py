@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -102,8 +103,12 @@ class RecordFiles:
         self._num_records += 1
 
     def _remove_oldest(self) -> None:
-        # The names of a request log's files contain the time, so their order by name is their order by age.
-        done = sorted(self._prefix.parent.glob(f"{self._prefix.name}-*{SUFFIX}"), key=lambda path: path.name)
+        # The names of a request log's files contain the time, so their order by name is their order by age. The prefix
+        # of another log may begin with this one, or match it as a pattern.
+        name = re.compile(re.escape(self._prefix.name) + r"-\d{8}T\d{6}-\d+-\d{4,}" + re.escape(SUFFIX))
+        done = sorted(
+            (path for path in self._prefix.parent.iterdir() if name.fullmatch(path.name)), key=lambda path: path.name
+        )
         kept = 0
         for position, path in enumerate(reversed(done)):
             # Another process with this prefix may remove the file meanwhile.

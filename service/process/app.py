@@ -47,7 +47,7 @@ from service.observe.statusz import Statusz
 from service.observe.tracing import start_tracing
 from service.process.bound_ports import Ports, log_listening
 from service.process.model_lists import ModelLists
-from service.process.resources import UnjoinedThreads, handle_signals, in_own_thread, write_last
+from service.process.resources import UnjoinedThreads, handle_signals, in_own_thread, wait_unless, write_last
 from service.remote.address import remote_tables
 from service.remote.core_clusters import Clusters
 from service.types import State, VersionStatus
@@ -238,7 +238,7 @@ class App:
         self._traffic = TrafficHistory(lambda: self._metrics.requests.read()[0])
         self._failures = RecentFailures(self._metrics.requests.failures)
         self._stop, self._stop_watching = asyncio.Event(), threading.Event()
-        self._is_complete, self._is_forced = threading.Event(), False
+        self._is_complete, self._forced = threading.Event(), asyncio.Event()
         self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
         self._pages = table_pages(settings)
         self._verification = table_verification(
@@ -455,7 +455,7 @@ class App:
         self._health.update()
 
     def _force(self) -> None:
-        self._is_forced = True
+        self._forced.set()
         self._servers.stop_now()
 
     async def _shut_down(self) -> None:
@@ -465,7 +465,7 @@ class App:
             if beside is not None:
                 beside.stop()
         self._health.update()
-        await asyncio.sleep(self._settings.shutdown_delay_s)
+        await wait_unless(self._forced, self._settings.shutdown_delay_s)
         await self._servers.stop()
         self._stop_watching.set()
         await write_last({"request logs": self._request_logs.stop, "hot rows": self._hot_rows.write})
@@ -476,7 +476,7 @@ class App:
         end_s = time.monotonic() + self._settings.drain_timeout_s
         while True:
             loading = await in_own_thread(lambda: self._models.stop(0.1), "models-stop")
-            if not loading or self._is_forced or time.monotonic() >= end_s:
+            if not loading or self._forced.is_set() or time.monotonic() >= end_s:
                 return sorted({*loading, *self._models.hanging()})
 
     def _version_changed(self, model: str, status: VersionStatus) -> None:

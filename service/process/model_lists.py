@@ -139,7 +139,7 @@ class ModelLists:
     def read_again(self) -> None:
         """Reads the --model_config_file, if the settings name one, and applies it if it has changed. Blocks."""
         if self._file is not None:
-            self._file.poll_once(self.reload)
+            self._file.poll_once(partial(self.reload, origin="operator"))
 
     def watch(self, stop: threading.Event) -> None:
         """Starts a thread that polls the --model_config_file, if the settings name a file and an interval above 0."""

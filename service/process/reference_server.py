@@ -13,7 +13,7 @@ from service.errors import ServiceError
 from service.http.uvicorn_server import HttpServer
 from service.process.bound_ports import Ports, bracketed, check_socket_path, grpc_port, http_port, log_listening
 from service.process.model_lists import ModelLists
-from service.process.resources import handle_signals, in_own_thread
+from service.process.resources import handle_signals, in_own_thread, wait_unless
 from service.reference.grpc_methods import create_grpc_server, open_port
 from service.reference.http_app import http_config
 from service.reference.models import Models, check_settings
@@ -43,7 +43,7 @@ class ReferenceServer:
             as_content=settings.enable_serialization_as_tensor_content,
         )
         self._http = HttpServer(http_config(self._models, settings))
-        self._stop, self._stop_watching = asyncio.Event(), threading.Event()
+        self._stop, self._forced, self._stop_watching = asyncio.Event(), asyncio.Event(), threading.Event()
 
     async def run(self) -> list[str]:
         """Serves until SIGTERM or SIGINT; returns the models whose loads could not be ended.
@@ -77,7 +77,7 @@ class ReferenceServer:
         await self._stop.wait()
         self._models.registry.drain()
         self._models.set.drain()
-        await asyncio.sleep(settings.shutdown_delay_s)
+        await wait_unless(self._forced, settings.shutdown_delay_s)
         self._http.should_exit = True
         await in_own_thread(lambda: self._grpc.stop(settings.drain_timeout_s).wait(), "grpc-stop")
         if serving is not None:
@@ -100,5 +100,6 @@ class ReferenceServer:
         return number
 
     def _force(self) -> None:
+        self._forced.set()
         self._http.force_exit = True
         self._grpc.stop(0)

@@ -9,6 +9,7 @@ Source: mallopt(3) and the constants of glibc's malloc.h; malloc's DEFAULT_MMAP_
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import logging
@@ -184,6 +185,12 @@ def handle_signals(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     loop.add_signal_handler(signal.SIGHUP, hang_up)
+
+
+async def wait_unless(event: asyncio.Event, seconds: float) -> None:
+    """Waits some seconds, or until the event is set."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
 
 
 def _end_after(seconds: float) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from service.artifact.files import read_plain_file
+
 OnUnavailable = Literal["error", "default_row", "stale"]
 
 _DEFAULT_PORT = 6379
@@ -102,7 +104,11 @@ class StoreAddress:
             return self.own_password
         # An empty password_file is read again: a program that writes a new password may have emptied it a moment ago.
         for _ in range(_READS):
-            if found := Path(self.password_file).read_text().partition("\n")[0]:
+            try:
+                text = read_plain_file(Path(self.password_file)).decode()
+            except UnicodeDecodeError as error:
+                raise OSError(f"password_file {self.password_file} is not UTF-8 text") from error
+            if found := text.partition("\n")[0]:
                 return found
             time.sleep(_READ_AGAIN_S)
         raise OSError(f"password_file {self.password_file} is empty")

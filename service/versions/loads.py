@@ -171,7 +171,8 @@ def is_outside(error: BaseException | None) -> bool:
             return True
         if isinstance(error, OSError) and error.errno not in {*_ABOUT_FILES, None}:
             return True
-        if isinstance(error, MemoryError):
+        # The interpreter has no other error for a system that starts no further thread.
+        if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "start new thread" in str(error)):
             return True
         error = error.__cause__
     return False

@@ -12,6 +12,7 @@ model_servers/server_core.cc, core/server_request_logger.cc (9d981c5), also for 
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import re
@@ -319,8 +320,11 @@ def unserved(base_path: str, found: Collection[int]) -> str:
 def _is_dir(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:
-        # A link may form a circle, or lead to where nobody may look.
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG):
+            # The file system does not tell what the link leads to: a loaded version must not count as removed.
+            raise
+        # The link forms a circle, or leads to where nobody may look.
         return False
 
 

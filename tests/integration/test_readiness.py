@@ -241,6 +241,15 @@ def test_a_second_signal_does_not_wait_for_what_is_in_flight(serve: Serve) -> No
         assert server.exit_code() == 0
 
 
+@pytest.mark.parametrize("data_plane", ["core", "reference"])
+def test_a_second_signal_does_not_wait_for_the_delay(serve: Serve, data_plane: str) -> None:
+    server = serve(shutdown_delay_s=3600, data_plane=data_plane).ready()
+    server.signal(signal.SIGTERM)
+    server.wait_for_log("draining")
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+
+
 @pytest.mark.parametrize("wire", ["grpc", "http"])
 def test_an_idle_client_that_ignores_the_end_does_not_delay_it(serve: Serve, wire: str) -> None:
     server = serve(drain_timeout_s=3600).ready()

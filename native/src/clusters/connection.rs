@@ -25,6 +25,10 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// Maximal size of a node's answer in bytes. No command that this module sends has a larger answer.
 const MOST_BYTES: usize = 64 << 20;
 
+/// Most arrays within each other in a node's answer: redis-protocol decodes them by recursion, so that an answer of some
+/// hundred KB would overflow the thread's stack and end the process. CLUSTER SHARDS, the deepest answer, has four.
+const MOST_DEPTH: usize = 32;
+
 /// How many times an empty password file is read, and the pause between two of these reads. Source:
 /// `service/remote/address.py`.
 const PASSWORD_READS: usize = 10;
@@ -185,6 +189,9 @@ impl Connection {
     pub(super) fn answer(&mut self, until: Instant) -> io::Result<OwnedFrame> {
         loop {
             let received = &self.buffer[self.start..self.end];
+            if is_too_deep(received) {
+                return Err(io::Error::new(ErrorKind::InvalidData, "the node sent arrays within too many arrays"));
+            }
             let decoded =
                 decode(received).map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
             if let Some((frame, size)) = decoded {
@@ -253,6 +260,38 @@ impl Connection {
     }
 }
 
+/// Says whether an answer, of which perhaps only a part has come, has arrays within more than [`MOST_DEPTH`] arrays.
+pub(super) fn is_too_deep(answer: &[u8]) -> bool {
+    // The number of items that each open array still lacks.
+    let mut open: Vec<i64> = Vec::new();
+    let mut rest = answer;
+    while let Some(at) = rest.windows(2).position(|bytes| bytes == b"\r\n") {
+        let number = std::str::from_utf8(&rest[1.min(at)..at]).ok().and_then(|digits| digits.parse::<i64>().ok());
+        let (kind, number) = (rest[0], number.unwrap_or(0));
+        // A string of bytes ends with a line break of its own; only a null, of length -1, has none.
+        let string = if kind == b'$' { usize::try_from(number).map_or(0, |size| size.saturating_add(2)) } else { 0 };
+        rest = rest.get((at + 2).saturating_add(string)..).unwrap_or_default();
+        if kind == b'*' && number > 0 {
+            open.push(number);
+            if open.len() > MOST_DEPTH {
+                return true;
+            }
+            continue;
+        }
+        while let Some(items) = open.last_mut() {
+            *items -= 1;
+            if *items > 0 {
+                break;
+            }
+            open.pop();
+        }
+        if open.is_empty() {
+            return false;
+        }
+    }
+    false
+}
+
 /// Kinds of error answers after which another try may succeed: the slot map is outdated, or a node is not ready yet.
 const PASSING: [&str; 6] = ["MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN"];
 
@@ -281,6 +320,11 @@ fn password(address: &Address) -> io::Result<String> {
     }
     // The password file is read for each new connection, so that a changed password holds from the next connection on.
     for _ in 0..PASSWORD_READS {
+        // A pipe would be read until somebody writes to it.
+        if !fs::metadata(&address.password_file)?.is_file() {
+            let text = format!("password_file {} is no plain file", address.password_file);
+            return Err(io::Error::new(ErrorKind::InvalidInput, text));
+        }
         let text = fs::read_to_string(&address.password_file)?;
         let password = text.split('\n').next().unwrap_or_default();
         if !password.is_empty() {

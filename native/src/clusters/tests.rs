@@ -1,13 +1,13 @@
 //! Reads tables from a real Valkey or Redis server, if one is installed, and compares the rows with the written rows.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use redis_protocol::resp2::types::OwnedFrame;
 
-use super::connection::{Connection, Node, Reason};
+use super::connection::{Connection, Node, Reason, is_too_deep};
 use super::topology::map_of;
 use super::*;
 
@@ -59,20 +59,9 @@ impl Server {
     }
 
     fn description(&self, tag: &str, default_rows: Vec<u64>) -> RemoteDescription {
-        let address = Address {
-            nodes: vec![("127.0.0.1".to_owned(), self.port)],
-            has_tls: false,
-            ca_file: String::new(),
-            user: String::new(),
-            password_file: String::new(),
-            own_password: String::new(),
-            timeout_ms: 2000,
-            node_timeout_ms: 1000,
-            hedge_percent: 5,
-        };
         let (tag, block_rows, row_bytes) = (tag.to_owned(), BLOCK_ROWS, ROW_BYTES);
         RemoteDescription {
-            address,
+            address: address(self.port),
             tag,
             block_rows,
             num_shards: 4,
@@ -101,6 +90,21 @@ impl Server {
         let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n", key.len(), value.len());
         connection.send(&[head.as_bytes(), value, b"\r\n"].concat(), until).unwrap();
         assert_eq!(connection.answer(until).unwrap(), OwnedFrame::SimpleString(b"OK".to_vec()));
+    }
+}
+
+/// Returns the address of a node on this machine, without TLS and without a password.
+fn address(port: u16) -> Address {
+    Address {
+        nodes: vec![("127.0.0.1".to_owned(), port)],
+        has_tls: false,
+        ca_file: String::new(),
+        user: String::new(),
+        password_file: String::new(),
+        own_password: String::new(),
+        timeout_ms: 2000,
+        node_timeout_ms: 1000,
+        hedge_percent: 5,
     }
 }
 
@@ -561,6 +565,52 @@ fn a_full_cache_keeps_the_rows_that_are_read_often() {
     assert!(hits > 18_000, "{hits} of 19000 reads of 20 hot rows were hits");
     let counts = cache.counts();
     assert!(counts.bytes <= 200 * (8 + 96) && counts.evictions > 10_000, "{counts:?}");
+}
+
+#[test]
+fn a_node_that_sends_arrays_within_arrays_ends_its_connection_and_not_the_process() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let node = Node::new("127.0.0.1", listener.local_addr().unwrap().port());
+    let sending = std::thread::spawn(move || {
+        let (mut socket, _) = listener.accept().unwrap();
+        let mut ping = [0; 14];
+        socket.read_exact(&mut ping).unwrap();
+        // The reader may close the connection before it has read all.
+        let _ = socket.write_all(&b"*1\r\n".repeat(1 << 20));
+    });
+    let until = Instant::now() + Duration::from_secs(60);
+    let error = Connection::open(&node, false, &address(node.port), until).err().unwrap();
+    assert_eq!(error.to_string(), "the node sent arrays within too many arrays");
+    sending.join().unwrap();
+}
+
+#[test]
+fn a_device_in_place_of_the_password_is_refused() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let node = Node::new("127.0.0.1", listener.local_addr().unwrap().port());
+    let address = Address { password_file: "/dev/null".to_owned(), ..address(node.port) };
+    let error = Connection::open(&node, false, &address, Instant::now() + Duration::from_secs(60)).err().unwrap();
+    assert_eq!(error.to_string(), "password_file /dev/null is no plain file");
+}
+
+#[test]
+fn the_depth_of_an_answer_is_that_of_its_arrays() {
+    let deep = |before: &str, times: usize| format!("{}:1\r\n", before.repeat(times));
+    for before in [
+        "*1\r\n",
+        "*2\r\n:7\r\n",
+        "*3\r\n$-1\r\n$4\r\n\r\n*1\r\n",
+        "*4\r\n*-1\r\n*0\r\n+a\rb\r\n",
+        "*2\r\n*1\r\n-x\r\n",
+    ] {
+        assert!(!is_too_deep(deep(before, 31).as_bytes()), "{before:?}");
+        assert!(is_too_deep(deep(before, 33).as_bytes()), "{before:?}");
+    }
+    let wide = "*100\r\n".to_owned() + &"*1\r\n*1\r\n:1\r\n".repeat(100);
+    // Bytes within a string, and bytes of the next answer, are not counted.
+    for shallow in [wide, format!("$4000\r\n{}", deep("*1\r\n", 2000)), format!(":1\r\n{}", deep("*1\r\n", 2000))] {
+        assert!(!is_too_deep(shallow.as_bytes()));
+    }
 }
 
 fn words(items: &[&str]) -> OwnedFrame {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import sha256
 from pathlib import Path
@@ -152,8 +153,14 @@ def test_secrets_are_lines_of_a_file(tmp_path: Path) -> None:
         with pytest.raises(SecretError) as caught:
             read_secrets(path)
         assert "short" not in str(caught.value).split()
-    with pytest.raises(SecretError, match="No such file"):
-        read_secrets(tmp_path / "none")
+    os.mkfifo(tmp_path / "pipe")
+    for other, why in (
+        (tmp_path / "none", "No such file"),
+        (Path("/dev/zero"), "a device"),
+        (tmp_path / "pipe", "pipe"),
+    ):
+        with pytest.raises(SecretError, match=why):
+            read_secrets(other)
 
 
 def test_a_server_without_sessions_or_secrets_does_not_start(tmp_path: Path, clock: Clock) -> None:

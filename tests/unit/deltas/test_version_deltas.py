@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import gc
 import os
@@ -276,6 +277,27 @@ def test_a_torn_file_that_is_mended_is_taken(serve: Serve) -> None:
     served.drop(1, "user", [0], [[9, 9]])
     served.look()
     assert served.rows("user", 0) == [[9, 9]]
+
+
+def test_a_file_that_can_not_be_read_for_a_moment_is_taken_later(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve()
+    served.drop(1, "user", [0], [[9, 9]])
+    served.drop(2, "user", [1], [[3, 3]])
+    opened = os.open
+
+    def fail(path: Any, *arguments: Any, **more: Any) -> int:
+        if str(path) == f"{1:016d}.delta":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(path, *arguments, **more)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "open", fail)
+        for _ in range(3):
+            served.look()
+            assert served.rows("user", 0, 1) == [[0, 0], [3, 3]]
+            assert served.deltas.status().refused == {"not_a_file": 1}
+    served.look()
+    assert served.rows("user", 0, 1) == [[9, 9], [3, 3]]
 
 
 def test_a_number_is_used_once(serve: Serve) -> None:

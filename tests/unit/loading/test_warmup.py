@@ -389,6 +389,13 @@ def test_without_files_an_older_version_that_answers_names_the_hot_rows(tmp_path
     assert files.newest("m", 1) == files.newest("n", 3) == files.read("m", 3) == {}
 
 
+def test_no_name_of_a_model_leads_out_of_the_folder(tmp_path: Path) -> None:
+    available = [LoadedServable(sampled(tmp_path / "models" / str(n), name), 0) for n, name in enumerate(("..", "."))]
+    HotRowsFiles(str(tmp_path / "hot"), lambda: available).write()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hot", "models"]
+    assert sorted(path.name for path in (tmp_path / "hot").iterdir()) == ["%2E", "%2E%2E"]
+
+
 def test_a_damaged_file_is_logged_and_reads_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = HotRowsFiles(str(tmp_path), list)
     for number, text in enumerate(("{", "[]", '{"table": "t"}', '{"table": "t", "id": 1e400}', "\xff")):

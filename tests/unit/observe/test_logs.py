@@ -108,6 +108,19 @@ def test_a_text_line_is_for_people(log: Log) -> None:
     assert log.read()[8:] == " warning careful model=m\n"
 
 
+def test_text_shows_no_name_as_a_line_or_an_escape_sequence(log: Log) -> None:
+    log.configure("info", "text")
+    logger, name = logging.getLogger("x"), "a\n12:00:00 info    \x1b[2J\x9b\x7f\r\tä"
+    shown = r"a\n12:00:00 info    \x1b[2J\x9b\x7f\r\tä"
+    logger.info("one", extra={"model": name})
+    logger.info("two", extra={"told": name})
+    logger.info("%s", name)
+    one, two, *message = log.read().splitlines()
+    assert (one[8:], two[8:]) == (f" info    one model={shown}", f" {shown}")
+    # Native libraries have messages of several lines.
+    assert " ".join(message)[8:] == f" info    {shown}".replace(r"\n", " ")
+
+
 @pytest.mark.parametrize("level", ["info", "debug"])
 def test_text_leaves_out_what_only_machines_read(log: Log, level: str) -> None:
     inside, outside = logging.getLogger("service.tables.x"), logging.getLogger("service.process.x")
@@ -354,12 +367,16 @@ def test_no_file_holds_more_records_than_a_warm_up_takes(tmp_path: Path) -> None
 
 
 def test_others_files_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "n-1.tfrecord").write_bytes(b"")
-    (tmp_path / "m-notes.txt").write_bytes(b"")
-    files = new(tmp_path, max_bytes=1)
-    files.append([b"a", b"b", b"c"])
-    files.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [name(3), "m-notes.txt", "n-1.tfrecord"]
+    # Logs have the prefixes n, m-b and m-m, too; [m] would match m as a pattern.
+    others = ["n-1.tfrecord", "m-notes.txt", f"m-b-{name(1)[2:]}", f"m-{name(1)}", "[m]-1.tfrecord"]
+    for other in others:
+        (tmp_path / other).write_bytes(b"")
+    for prefix in ("m", "[mn]", "*"):
+        files = RecordFiles(str(tmp_path / prefix), max_bytes=1, now=lambda: 1_700_000_000.0)
+        files.append([b"a", b"b", b"c"])
+        files.close()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {*others, *(f"{prefix}{name(3)[1:]}" for prefix in ("m", "[mn]", "*"))}
 
 
 def test_of_a_record_that_does_not_fit_on_the_disk_nothing_stays(tmp_path: Path) -> None:

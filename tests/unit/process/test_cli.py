@@ -259,12 +259,20 @@ def test_a_pin_is_kept_over_labels_and_ends_with_the_first_policy(models: KeptMo
 
 def test_a_new_list_ends_a_pin(models: KeptModels, lists: ModelLists) -> None:
     lists.pin("a", 1)
-    lists.reload([ModelConfig("a", "/models/a", Specific(frozenset({1})))])
+    lists.reload([ModelConfig("a", "/models/a", Specific(frozenset({1})))], origin="client")
     with pytest.raises(ConfigConflict):
         lists.pin("a", None)
     lists.pin("a", 3)
     lists.pin("a", None)
     assert models.configs[0].policy == Specific(frozenset({1}))
+
+
+def test_a_signal_reloads_the_operators_file_with_the_operators_rights(models: KeptModels, tmp_path: Path) -> None:
+    file = tmp_path / "models.conf"
+    file.write_text('model_config_list { config { name: "c" base_path: "/new/c" model_platform: "tensorflow" } }')
+    settings = Settings(model_base_path="", model_config_file=str(file))
+    ModelLists(settings, cast(ModelSet, cast(Any, models))).read_again()
+    assert [(one.name, one.base_path, one.origin) for one in models.configs] == [("c", "/new/c", "operator")]
 
 
 def test_a_version_without_a_folder_changes_nothing(models: KeptModels, lists: ModelLists) -> None:

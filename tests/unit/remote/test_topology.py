@@ -25,6 +25,12 @@ def test_credentials_stand_before_the_nodes_or_in_options(tmp_path: Path) -> Non
     file.write_text("")
     with pytest.raises(OSError, match="is empty"):
         _ = address.password
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(OSError, match="is not UTF-8 text"):
+        _ = address.password
+    with pytest.raises(OSError, match="it is a device"):
+        _ = StoreAddress.parse("valkey://me@a?password_file=/dev/null").password
+    file.write_text("")
     # Another program may empty the file before it writes the new password, so the reader waits a moment.
     writing = threading.Timer(0.03, file.write_text, ["later"])
     writing.start()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +32,25 @@ def test_only_integer_folders_are_versions(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "8").write_text("a file, not a folder")
     assert sorted(find_versions(tmp_path)) == [1, 7, 2**63 - 1]
+
+
+def test_a_link_that_can_not_be_followed_now_hides_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Entry:
+        name, error = "1", errno.ESTALE
+
+        def is_dir(self) -> bool:
+            raise OSError(self.error, os.strerror(self.error))
+
+    @contextmanager
+    def scandir(path: Path) -> Iterator[list[Entry]]:
+        yield [Entry()]
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    for Entry.error in (errno.ESTALE, errno.EIO, errno.ETIMEDOUT):
+        with pytest.raises(OSError):
+            find_versions(tmp_path)
+    for Entry.error in (errno.ELOOP, errno.EACCES):
+        assert find_versions(tmp_path) == {}
 
 
 def fault(path: str | Path, policy: VersionPolicy = LATEST) -> str:

@@ -188,6 +188,7 @@ def _caused(error: Exception, by: BaseException) -> Exception:
         NotReady("the store denies access"),
         DeadlineExceeded("it did not load within 5 s"),
         MemoryError("no memory"),
+        RuntimeError("can't start new thread"),
         OSError(errno.EIO, "Input/output error"),
         _caused(ArtifactError("can not be locked in memory"), OSError(errno.ENOMEM, "Cannot allocate memory")),
     ],
