@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from service.access.callers import PARTS, RIGHTS, Caller, Callers, Part, Right, Rule
 from service.access.guarded_engine import GuardedEngine
-from service.access.sessions import SecretError, Sessions, SignedSessions, read_secrets
+from service.access.sessions import SecretError, Sessions, read_secrets
 from service.artifact.files import read_plain_file
 from service.configuration.settings import StartError
 from service.control.engine import Engine
@@ -82,7 +83,7 @@ def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters
 
     Args:
       path: the --auth_config file; "": the server has no such file.
-      secret_path: the --console_secret_file; "": this process keeps the sessions of the console in memory.
+      secret_path: the --console_secret_file; "": this process makes a secret, so sessions of the console end with it.
 
     Raises:
       StartError: a file can not be used.
@@ -101,10 +102,8 @@ def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters
 
 
 def _sessions(callers: Callers, secret_path: str) -> Sessions:
-    if not secret_path:
-        return Sessions(callers)
     try:
-        return SignedSessions(callers, read_secrets(Path(secret_path)))
+        return Sessions(callers, read_secrets(Path(secret_path)) if secret_path else (secrets.token_bytes(),))
     except SecretError as error:
         raise StartError(f"--console_secret_file={secret_path}: {error}") from error
 
