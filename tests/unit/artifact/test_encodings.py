@@ -327,8 +327,7 @@ def test_tensorflow_in_the_same_process_changes_nothing(tf: Any) -> None:
 @pytest.mark.tf
 def test_tensorflow_before_the_first_message_changes_nothing() -> None:
     code = (
-        "from service.graph.library import import_tensorflow\n"
-        "import_tensorflow()\n"
+        "import tensorflow\n"
         "from tests.unit.artifact.test_encodings import exchanged\n"
         "assert exchanged() == [2.5]\n"
     )
