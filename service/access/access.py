@@ -21,6 +21,7 @@ from service.control.engine import Engine
 from service.control.request_context import Observer
 from service.observe.reload_metrics import ReloadCounter
 from service.versions.registry import Registry
+from service.versions.threads import repeat
 
 Text = tuple[bytes, str]
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class Access:
 
     def watch(self, stop: threading.Event, poll_interval_s: float) -> None:
         """Starts a thread that reloads the --auth_config file when it changes."""
-        threading.Thread(target=self.file.run, args=(stop, poll_interval_s), name="auth-config", daemon=True).start()
+        repeat(self.file.poll_once, stop, poll_interval_s, "auth-config")
 
 
 def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters) -> Access | None:
@@ -209,16 +210,6 @@ class AuthFile:
         self._current, self._complaint = config, ""
         self._counter.accepted()
         logger.info("auth config accepted", extra={"path": str(self._path), "callers": len(config.callers)})
-
-    def run(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Reads the --auth_config file again at each interval, until stop is set."""
-        while not stop.wait(poll_interval_s):
-            try:
-                self.poll_once()
-            except Exception:
-                # An error must not end this thread: without the thread, tokens that are removed from the --auth_config
-                # file would stay valid.
-                logger.exception("polling failed", extra={"path": str(self._path)})
 
 
 def _caller(entry: Mapping[str, Any], folder: Path) -> Caller:
