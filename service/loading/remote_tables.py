@@ -299,7 +299,7 @@ class RemoteTables:
         check_records(layout, topology, end_s)
         with self._changing:
             primaries = self._primaries.setdefault(address, Primaries(address, topology))
-        changes = TableChanges(layout, primaries, entry.dtype, fingerprint)
+        changes = TableChanges(layout, primaries, entry.dtype)
         try:
             changes.begin(end_s)
         except (Unreachable, Refused) as error:
