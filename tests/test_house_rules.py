@@ -178,8 +178,7 @@ MAY_IMPORT: dict[str, Row] = {
                 "versions",
                 "wire",
             )
-        }
-        | {"service.observe.metrics", "service.wire"},
+        },
         {"numpy"},
     ),
     # The reference servers may import no tables, no graphs and no settings.

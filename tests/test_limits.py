@@ -109,8 +109,11 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         "service/control/table_view.py",
         r"MAX_MAPS = (\d+)",
     ),
-    "sessions of the console": ("service/access/sessions.py", r"MAX_SESSIONS = (\d+)"),
-    "closed sessions of `--console_secret_file` that a server keeps in mind": (
+    "sessions of the console that send data requests": (
+        "service/access/sessions.py",
+        r"MAX_SHOWN = (\d+)",
+    ),
+    "closed sessions of the console that a server keeps in mind": (
         "service/access/sessions.py",
         r"MAX_CLOSED = ([\d_]+)",
     ),

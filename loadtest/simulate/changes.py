@@ -636,7 +636,7 @@ class _Server:
         address = StoreAddress((("n0", 7000), (f"n{_NODES}", 7000 + _NODES)), user=str(number))
         self._topology = topology.Topology(address)
         self._primaries = topology.Primaries(address, self._topology)
-        self.changes = changes.TableChanges(_LAYOUT, self._primaries, "float32", _FINGERPRINT)
+        self.changes = changes.TableChanges(_LAYOUT, self._primaries, "float32")
         self.changes.listeners.append(self._forget)
         self.changes.on_heard = self._hear
         self._replicas = replicas.Replicas(self._topology)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from typing import Any, Protocol, TypeVar, cast
 
 from service.access.callers import PARTS, RIGHTS, Caller, Callers, Part, Right, Rule
 from service.access.guarded_engine import GuardedEngine
-from service.access.sessions import SecretError, Sessions, SignedSessions, read_secrets
+from service.access.sessions import SecretError, Sessions, read_secrets
 from service.artifact.files import read_plain_file
 from service.configuration.settings import StartError
 from service.control.engine import Engine
 from service.control.request_context import Observer
 from service.observe.reload_metrics import ReloadCounter
 from service.versions.registry import Registry
+from service.versions.threads import repeat
 
 Text = tuple[bytes, str]
 T = TypeVar("T")
@@ -73,7 +75,7 @@ class Access:
 
     def watch(self, stop: threading.Event, poll_interval_s: float) -> None:
         """Starts a thread that reloads the --auth_config file when it changes."""
-        threading.Thread(target=self.file.run, args=(stop, poll_interval_s), name="auth-config", daemon=True).start()
+        repeat(self.file.poll_once, stop, poll_interval_s, "auth-config")
 
 
 def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters) -> Access | None:
@@ -82,7 +84,7 @@ def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters
 
     Args:
       path: the --auth_config file; "": the server has no such file.
-      secret_path: the --console_secret_file; "": this process keeps the sessions of the console in memory.
+      secret_path: the --console_secret_file; "": this process makes a secret, so sessions of the console end with it.
 
     Raises:
       StartError: a file can not be used.
@@ -101,10 +103,8 @@ def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters
 
 
 def _sessions(callers: Callers, secret_path: str) -> Sessions:
-    if not secret_path:
-        return Sessions(callers)
     try:
-        return SignedSessions(callers, read_secrets(Path(secret_path)))
+        return Sessions(callers, read_secrets(Path(secret_path)) if secret_path else (secrets.token_bytes(),))
     except SecretError as error:
         raise StartError(f"--console_secret_file={secret_path}: {error}") from error
 
@@ -210,16 +210,6 @@ class AuthFile:
         self._current, self._complaint = config, ""
         self._counter.accepted()
         logger.info("auth config accepted", extra={"path": str(self._path), "callers": len(config.callers)})
-
-    def run(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Reads the --auth_config file again at each interval, until stop is set."""
-        while not stop.wait(poll_interval_s):
-            try:
-                self.poll_once()
-            except Exception:
-                # An error must not end this thread: without the thread, tokens that are removed from the --auth_config
-                # file would stay valid.
-                logger.exception("polling failed", extra={"path": str(self._path)})
 
 
 def _caller(entry: Mapping[str, Any], folder: Path) -> Caller:

@@ -24,6 +24,7 @@ from service.artifact.files import read_plain_file
 from service.configuration.settings import Settings, StartError
 from service.errors import InvalidRequest
 from service.observe.reload_metrics import TlsCounter
+from service.versions.threads import repeat
 from service.wire.api import GRPC_API, HTTP_API
 from service.wire.config_protos import SslConfig, parse_ssl_config_text
 
@@ -291,10 +292,10 @@ class Wires:
         self.http = self._file("rest_api_ssl_config_file", HTTP_API, "http/1.1")
 
     def run(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Starts a thread that reads the TLS files again at each interval; starts none if no port has TLS."""
-        files = [file for file in (self.grpc, self.http) if file is not None]
-        if files:
-            threading.Thread(target=_poll, args=(files, stop, poll_interval_s), name="tls-files", daemon=True).start()
+        """Starts a thread for the TLS file of each port, which reads the file again at each interval."""
+        for file in (self.grpc, self.http):
+            if file is not None:
+                repeat(file.poll_once, stop, poll_interval_s, "tls-file")
 
     def _file(self, flag: str, api: str, protocol: str) -> TlsFile | None:
         path = getattr(self._settings, flag)
@@ -304,14 +305,3 @@ class Wires:
             return TlsFile(Path(path), api=api, protocols=[protocol], counter=self._counter)
         except InvalidRequest as error:
             raise StartError(f"--{flag}={path}: {error.message}") from error
-
-
-def _poll(files: list[TlsFile], stop: threading.Event, poll_interval_s: float) -> None:
-    while not stop.wait(poll_interval_s):
-        for file in files:
-            try:
-                file.poll_once()
-            except Exception:
-                # An error must not end this thread: without the thread, no renewed certificate would be loaded, and the
-                # old one expires.
-                logger.exception("polling failed")

@@ -203,17 +203,5 @@ class ConfigFile:
             self._applied, self._complaint = text, ""
             return models
 
-    def run(
-        self, reload: Callable[[Sequence[ModelConfig]], None], stop: threading.Event, poll_interval_s: float
-    ) -> None:
-        """Reads --model_config_file again at each interval, and reloads the models if it changed, until stop is set."""
-        while not stop.wait(poll_interval_s):
-            try:
-                self.poll_once(reload)
-            except Exception:
-                # An error must not end this thread: without the thread, changes of --model_config_file would have no
-                # effect, and nobody would notice.
-                logger.exception("polling failed", extra={"path": str(self._path)})
-
     def _parse(self, text: str) -> Models | None:
         return parse_config_text(text, str(self._path))

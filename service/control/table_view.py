@@ -18,7 +18,7 @@ from service.control.engine import Engine, ModelDescription
 from service.errors import IdOutOfRange, InvalidRequest, Overloaded, ServiceError, TableNotFound
 from service.types import Array, ModelRef, TableInfo, Vocabulary
 from service.versions.deltas import RowOrigin
-from service.versions.low_priority import low_priority_thread
+from service.versions.threads import low_priority_thread
 
 # Maximum number of rows in one call of read_page(), which refuses a larger count.
 MAX_PAGE_ROWS = 1000

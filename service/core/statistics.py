@@ -231,12 +231,4 @@ class Pages:
 
     def counts(self) -> PageCounts:
         found = json.loads(self.core.counts())
-        return PageCounts(
-            rows=found["rows"],
-            reads=found["reads"],
-            drops=found["drops"],
-            losses=found["losses"],
-            seconds=found["nanos"] / 1e9,
-            bytes=found["bytes"],
-            max_bytes=found["max_bytes"],
-        )
+        return PageCounts(seconds=found.pop("nanos") / 1e9, **found)

@@ -1,4 +1,4 @@
-"""Opens TensorFlow sessions, in the native core if it is built, else in Python.
+"""Opens TensorFlow sessions in the native core.
 
 The native core calls TensorFlow's C API, for which the Python package of TensorFlow is not imported. Python can use a
 session of the core too, so a graph's variables are in memory once.
@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from service.artifact import tensor_proto
 from service.artifact.protos import message_class
 from service.graph.flat_graph import FlatGraph, flatten, node_of
-from service.graph.library import find_core, import_tensorflow
+from service.graph.library import find_core
 from service.graph.restoring import Saved, Step, add_restore, asset_paths, checkpoint_prefix, init_op
 from service.graph.synchronous_ops import may_run_on_one_thread
 from service.graph.table_reads import NotProven
@@ -145,96 +145,16 @@ def _num_elements(node: Any) -> int:
     return math.prod(max(dim.size, 0) for dim in shape.dim) if len(shape.dim) > 1 else 0
 
 
-class GraphSession(Protocol):
-    """A TensorFlow session: a graph with its variables. Concurrency: any thread.
-
-    number: the session's number in the native core; None: the session is not in the core.
-    config: the session's ConfigProto, serialized.
-    """
-
-    number: int | None
-    config: bytes
-
-    def call(self, feed: Sequence[str], fetch: Sequence[str], target: Sequence[str] = ()) -> GraphCall:
-        """Returns a function that computes the fetched tensors from the fed tensors, and runs the target operations.
-
-        The function raises GraphError; strings are object arrays of bytes.
-        """
-        ...
-
-    def run(self, fetch: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
-        """Computes the fetched tensors once from the fed tensors; a tensor may be both fed and fetched."""
-        ...
-
-    def shape(self, tensor: str) -> Shape | None:
-        """Returns the shape of a tensor as far as the graph says it: None in place of a size, or of the whole shape."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class PythonSession:
-    """A GraphSession in Python: a tf.compat.v1.Session. Concurrency: any thread.
-
-    session: the tf.compat.v1.Session, whose graph can still be extended.
-    """
-
-    number: int | None = None
-
-    def __init__(self, program: GraphProgram) -> None:
-        import_tensorflow()
-        import tensorflow as tf
-
-        v1 = tf.compat.v1
-        graph = tf.Graph()
-        with _as_graph_errors():
-            with graph.as_default():
-                tf.import_graph_def(v1.GraphDef.FromString(program.graph_def), name="")
-            config = v1.ConfigProto.FromString(program.config)
-            # The single-threaded executor would run the graph on this thread, which does not flush denormal numbers to
-            # zero, as TensorFlow's own threads and the native core do.
-            config.experimental.executor_type = ""
-            self.session = v1.Session(graph=graph, config=config)
-        self.config = program.config
-
-    def call(self, feed: Sequence[str], fetch: Sequence[str], target: Sequence[str] = ()) -> GraphCall:
-        """Returns a function that runs a part of the graph, made by the session's _make_callable_from_options.
-
-        Session.run would compare shapes with the placeholders', which TensorFlow Serving does not, and takes longer
-        (271 us a call against 48 us, y = 0.5 x + 2 on eight numbers).
-        """
-        from tensorflow.core.protobuf.config_pb2 import CallableOptions
-
-        options = CallableOptions(feed=feed, fetch=fetch, target=target)
-        with _as_graph_errors():
-            made = self.session._make_callable_from_options(options)
-
-        def run(*arrays: Array) -> list[Array]:
-            with _as_graph_errors():
-                found: list[Array] = made(*arrays)
-            return found
-
-        return run
-
-    def run(self, fetch: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
-        with _as_graph_errors():
-            found: list[Array] = self.session.run(list(fetch), dict(feed))
-        return found
-
-    def shape(self, tensor: str) -> Shape | None:
-        shape = self.session.graph.get_tensor_by_name(tensor).shape
-        return None if shape.rank is None else tuple(shape.as_list())
-
-    def close(self) -> None:
-        self.session.close()
-
-
 class CoreSession:
-    """A GraphSession in the native core, which runs graphs without the interpreter lock. Concurrency: any thread."""
+    """A TensorFlow session in the native core: a graph with its variables, which run without the interpreter lock.
+    Concurrency: any thread.
+
+    number: the session's number in the native core. config: the session's ConfigProto, serialized.
+    """
 
     def __init__(self, session: _native.GraphSession, config: bytes) -> None:
         self._session = session
-        self.number: int | None = session.number
+        self.number = session.number
         self.config = config
 
     def open_for_long_runs(self, long_runs: LongRuns, steps: Sequence[Step]) -> None:
@@ -243,33 +163,29 @@ class CoreSession:
         self._session.open_for_long_runs(long_runs.config, prepared, long_runs.num_weights)
 
     def call(self, feed: Sequence[str], fetch: Sequence[str], target: Sequence[str] = ()) -> GraphCall:
-        """Returns a function that runs a part of the graph in the native core.
+        """Returns a function that computes the fetched tensors from the fed tensors, and runs the target operations.
 
-        Raises GraphError for unknown names.
+        Both raise GraphError: for unknown names, and for a run that fails. Strings are object arrays of bytes.
         """
-        from service import _native
-
-        try:
+        with _as_graph_errors():
             call = self._session.call(list(feed), list(fetch), list(target))
-        except _native.GraphFailure as failure:
-            raise GraphError(*failure.args) from failure
 
         def run(*arrays: Array) -> list[Array]:
-            try:
+            with _as_graph_errors():
                 found = call.run([_sent(array) for array in arrays])
-            except _native.GraphFailure as failure:
-                raise GraphError(*failure.args) from failure
             return [_array(tensor) for tensor in found]
 
         return run
 
     def run(self, fetch: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
+        """Computes the fetched tensors once from the fed tensors; a tensor may be both fed and fetched."""
         # Fed tensors are not fetched from the session, because TensorFlow refuses to fetch a fed tensor.
         computed = [tensor for tensor in fetch if tensor not in feed]
         found = dict(zip(computed, self.call([*feed], computed)(*feed.values()), strict=True)) if computed else {}
         return [found[tensor] if tensor in found else feed[tensor] for tensor in fetch]
 
     def shape(self, tensor: str) -> Shape | None:
+        """Returns the shape of a tensor as far as the graph says it: None in place of a size, or of the whole shape."""
         sizes = self._session.shape(tensor)
         return None if sizes is None else tuple(sizes)
 
@@ -278,52 +194,40 @@ class CoreSession:
         self._session.close()
 
 
-def open_session(program: GraphProgram) -> GraphSession:
-    """Opens a graph in the native core, or in Python if the core can not; raises GraphError."""
-    session = _open_in_core(program) or PythonSession(program)
-    prepare(session, program)
-    if program.long_runs is not None and isinstance(session, CoreSession):
-        session.open_for_long_runs(program.long_runs, program.steps)
-    return session
+def open_session(program: GraphProgram) -> CoreSession | None:
+    """Opens a graph in the native core, and runs its steps; None where the core can not load TensorFlow's library.
 
-
-def _open_in_core(program: GraphProgram) -> CoreSession | None:
+    Raises GraphError if TensorFlow refuses the graph or a step.
+    """
     found = find_core()
     if found is None:
         return None
     try:
-        session = found.core.GraphSession.open(found.library, program.graph_def, program.config)
-    except (found.core.GraphFailure, RuntimeError) as error:
-        logger.info("Python opens the graph, for the core can not", extra={"reason": str(error)})
+        with _as_graph_errors():
+            opened = found.core.GraphSession.open(found.library, program.graph_def, program.config)
+    except RuntimeError as error:
+        logger.warning("TensorFlow's library can not be loaded", extra={"reason": str(error)})
         return None
-    return CoreSession(session, program.config)
-
-
-def prepare(session: GraphSession, program: GraphProgram) -> None:
-    """Runs a program's steps in a new session; if a step fails, closes the session and raises GraphError."""
+    session = CoreSession(opened, program.config)
     try:
         for operation, feeds in program.steps:
             session.call([*feeds], [], [operation])(*(np.array(text, object) for text in feeds.values()))
     except Exception:
         session.close()
         raise
+    if program.long_runs is not None:
+        session.open_for_long_runs(program.long_runs, program.steps)
+    return session
 
 
 @contextmanager
 def _as_graph_errors() -> Iterator[None]:
-    """Raises GraphError in place of the errors of TensorFlow's Python package."""
-    import tensorflow as tf
+    from service import _native
 
     try:
         yield
-    except tf.errors.OpError as error:
-        raise GraphError(error.error_code, error.message) from error
-    except UnicodeDecodeError as error:
-        # TensorFlow's error text quotes bytes of the request; bytes that are not valid UTF-8 are replaced.
-        raise GraphError(INVALID_ARGUMENT, error.object.decode(errors="replace")) from error
-    except ValueError as error:
-        # tf.import_graph_def raises ValueError for a graph that TensorFlow does not accept.
-        raise GraphError(INVALID_ARGUMENT, str(error)) from error
+    except _native.GraphFailure as failure:
+        raise GraphError(*failure.args) from failure
 
 
 def _sent(array: Array) -> tuple[int, tuple[int, ...], object]:
@@ -359,7 +263,7 @@ class DenseSession(NamedTuple):
     nodes: the names of the graph's nodes. is_single_threaded: as in GraphProgram.
     """
 
-    session: GraphSession
+    session: CoreSession
     nodes: frozenset[str]
     is_single_threaded: bool
 
@@ -408,17 +312,28 @@ class DenseGraph:
     ) -> DenseSession:
         """Opens a TensorFlow session over the nodes that add() has collected, and restores their variables.
 
-        Raises NotProven if one of the nodes reads an embedding table.
+        Raises NotProven if one of the nodes reads an embedding table, or the core can not load TensorFlow's library.
         """
         program = self._program(artifact, saved, threads, may_open_twice=may_open_twice)
-        return DenseSession(open_session(program), frozenset(self._nodes), program.is_single_threaded)
+        if (session := open_session(program)) is None:
+            raise NotProven("the native core can not load TensorFlow's library")
+        return DenseSession(session, frozenset(self._nodes), program.is_single_threaded)
 
     def open_in_python(self, artifact: Path, saved: Mapping[str, Saved]) -> Any:
         """Opens the dense graph as a tf.compat.v1.Session with one thread, whose graph can still be extended."""
-        program = self._program(artifact, saved, GraphThreads(1))
-        opened = PythonSession(program)
-        prepare(opened, program)
-        return opened.session
+        import tensorflow as tf
+
+        program, v1, graph = self._program(artifact, saved, GraphThreads(1)), tf.compat.v1, tf.Graph()
+        with graph.as_default():
+            tf.import_graph_def(v1.GraphDef.FromString(program.graph_def), name="")
+        config = v1.ConfigProto.FromString(program.config)
+        # The single-threaded executor would run the graph on this thread, which does not flush denormal numbers to
+        # zero, as TensorFlow's own threads and the native core do.
+        config.experimental.executor_type = ""
+        session = v1.Session(graph=graph, config=config)
+        for operation, feeds in program.steps:
+            session.run(graph.get_operation_by_name(operation), dict(feeds))
+        return session
 
     def _program(
         self, artifact: Path, saved: Mapping[str, Saved], threads: GraphThreads, *, may_open_twice: bool = False

@@ -76,7 +76,7 @@ def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> Native
     """Returns the description of a signature's whole graph for the native core, or why no request can run it."""
     outputs, targets = backend.fetched(tensor.tensor_name for tensor in spec.outputs.values())
     document = {
-        "session": backend.session.number,
+        "session": None if backend.session is None else backend.session.number,
         "computing": None,
         "fed": {"rows": [], "inputs": fed_inputs(spec, backend.sparse.get(spec.name, {}))},
         "apart": None,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from service.artifact.signature_def import tensor_names
 from service.errors import ArtifactError
 from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of, reachable
-from service.graph.graph_session import GraphError, GraphSession, make_program, open_session
+from service.graph.graph_session import CoreSession, GraphError, make_program, open_session
 from service.graph.restoring import Step, prepared
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.synchronous_ops import are_stateless, may_run_on_one_thread
@@ -33,12 +33,13 @@ class SavedModelBackend:
 
     A session serves exports of TensorFlow 1 and 2 alike, which tf.saved_model.load does not.
 
+    session: None where the core can not load TensorFlow's library, so that no request can run the signatures.
     sparse: signature -> name of a sparse input -> the graph's three tensors of it.
     renamed: tensor of an output -> the session's tensor in its place, if it has another name.
     calls: nodes that must run with the outputs that they had before function calls were inlined.
     """
 
-    session: GraphSession
+    session: CoreSession | None
     sparse: Mapping[str, Mapping[str, SparseNames]]
     renamed: Mapping[str, str] = field(default_factory=dict)
     calls: frozenset[str] = frozenset()
@@ -49,7 +50,8 @@ class SavedModelBackend:
         return [self.renamed.get(name, name) for name in names], sorted({node_of(name) for name in names} & self.calls)
 
     def close(self) -> None:
-        self.session.close()
+        if self.session is not None:
+            self.session.close()
 
 
 def open_savedmodel(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.artifact.manifest import LookupFeature
-from service.graph.graph_session import GraphSession
+from service.graph.graph_session import CoreSession
 from service.graph.joined_rows import JoinedRows
 from service.graph.sparse import SparseNames, feed_with_sparse
 from service.types import Array, SignatureSpec, Table, Tensors, Vocabulary
@@ -119,7 +119,7 @@ class TowerBackend:
     cuts: signature -> its parts. sparse: signature -> name of a sparse input -> the graph's three tensors of it.
     """
 
-    session: GraphSession
+    session: CoreSession
     cuts: Mapping[str, CutSignature]
     sparse: Mapping[str, Mapping[str, SparseNames]]
 

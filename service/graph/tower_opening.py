@@ -17,7 +17,7 @@ from service.artifact import tensor_proto
 from service.artifact.signature_def import read_meta_graph
 from service.errors import ArtifactError, InvalidRequest
 from service.graph.flat_graph import FlatGraph, canonical, constant_of, flatten, node_of
-from service.graph.graph_session import DenseGraph, DenseSession, GraphError, GraphSession
+from service.graph.graph_session import CoreSession, DenseGraph, DenseSession, GraphError
 from service.graph.joined_rows import joined_rows
 from service.graph.library import op_definition
 from service.graph.probes import Constants, has_same_bits, requests
@@ -63,7 +63,7 @@ def find_lookup(
     flat: FlatGraph,
     spec: SignatureSpec,
     table: Table,
-    session: GraphSession,
+    session: CoreSession,
     feed: Callable[[Tensors], dict[str, Array]],
     look_up: Callable[[str, Tensors], Array],
 ) -> str | None:

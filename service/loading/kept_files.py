@@ -29,6 +29,7 @@ from service.types import Array
 from service.versions.counts import MAX_HOT_ROWS
 from service.versions.neighbors import RowIndex
 from service.versions.servable import LoadedServable, Servable
+from service.versions.threads import repeat
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +54,8 @@ class HotRowsFiles:
         """Starts a thread that writes the files of hot rows every minute until `stop` is set; starts none without a
         folder for them.
         """
-
-        def run() -> None:
-            while not stop.wait(_WRITE_EVERY_S):
-                self.write()
-
         if self._folder is not None:
-            threading.Thread(target=run, name="hot-rows", daemon=True).start()
+            repeat(self.write, stop, _WRITE_EVERY_S, "hot-rows")
 
     def write(self) -> None:
         """Writes a file of hot rows for each version that has answered lookups; logs a file that can not be written."""

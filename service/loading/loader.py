@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import threading
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,15 +29,14 @@ from service.graph.native_form import NativeGraph, PythonOnly
 from service.loading.feature_lookups import CompileNative
 from service.loading.table_pages import PagedTables, TablePages, TableVerification
 from service.loading.warmup import replay_requests, warm_up
-from service.observe.metrics import Metrics
 from service.tables.backend import OpenedLookups, open_lookups
 from service.tables.guarded_files import Stored
 from service.tables.remote_table import RemoteTable
 from service.tables.residency import Residency
 from service.tables.table import MappedTable
 from service.types import Array, GraphThreads, runnable
-from service.versions.loads import LoadRules, OpenStore
-from service.versions.model_config import ModelConfig, Origin
+from service.versions.loads import Load, LoadRules
+from service.versions.model_config import Origin
 from service.versions.servable import Servable
 from service.wire.config_protos import BatchingParameters, parse_batching_text
 
@@ -414,67 +413,45 @@ def _labels(path: Path, manifest: Manifest, lookups: OpenedLookups) -> Mapping[s
     return {**from_keys, **open_labels(path, manifest, lookups.files.map)}
 
 
-def create_load_rules(
+def loader_of(
     settings: Settings,
-    metrics: Metrics,
-    *,
-    batching: BatchingRules | None,
-    pages: TablePages | None,
-    verification: TableVerification | None,
-    wake_follower: Callable[[], None],
     compile_native: CompileNative,
-    show_lookups: Callable[[Servable], None] | None = None,
-    open_store: OpenStore | None = None,
-    open_remote: OpenRemote | None = None,
-    hot_rows: HotRows = lambda model, version: {},
-    fill_caches: FillCaches = lambda servable, path: None,
-    paged_tables: PagedTables | None = None,
-    origin_of: Callable[[str], Origin] = lambda model: "operator",
-    on_list: Callable[[Sequence[ModelConfig]], None] = lambda configs: None,
-) -> LoadRules:
-    """Returns the LoadRules of the settings, by which a ModelSet loads versions.
+    *,
+    wake_follower: Callable[[], None],
+    origin_of: Callable[[str], Origin],
+) -> ServableLoader:
+    """Returns the loader of the settings; the server adds what it opens for all versions.
 
     Args:
-      wake_follower: called when this server changed rows. origin_of: returns who chose a model's base path. The others
-        are fields of ServableLoader and LoadRules.
+      wake_follower: called when this server changed rows. origin_of: returns who chose a model's base path.
     """
+    choice = settings.refuse_unsafe_ops
+    return ServableLoader(
+        settings.tags,
+        settings.graph_signatures,
+        partial(compile_native, has_hot_rows=settings.hot_rows, strict_shapes=settings.strict_shapes),
+        settings.warmup_iterations,
+        settings.parallelism,
+        has_towers=settings.graph_signatures != "whole",
+        residency=residency_of(settings),
+        deltas=delta_rules(settings, wake_follower),
+        refuses_ops=lambda model: choice == "on" or (choice == "auto" and origin_of(model) != "operator"),
+        is_strict=settings.strict,
+    )
+
+
+def load_rules_of(settings: Settings, load: Load) -> LoadRules:
     pruning = journal_pruning(settings)
     return LoadRules(
-        load=ServableLoader(
-            settings.tags,
-            settings.graph_signatures,
-            partial(compile_native, has_hot_rows=settings.hot_rows, strict_shapes=settings.strict_shapes),
-            settings.warmup_iterations,
-            settings.parallelism,
-            on_warmup=metrics.warmups.warmed_up,
-            batching=batching,
-            has_towers=settings.graph_signatures != "whole",
-            residency=residency_of(settings),
-            paged_tables=paged_tables,
-            pages=pages,
-            verification=verification,
-            deltas=delta_rules(settings, wake_follower),
-            show_lookups=show_lookups,
-            open_remote=open_remote,
-            hot_rows=hot_rows,
-            fill_caches=fill_caches,
-            refuses_ops=partial(_refuses_ops, settings.refuse_unsafe_ops, origin_of),
-            is_strict=settings.strict,
-        ),
+        load,
         max_retries=settings.max_num_load_retries,
         retry_interval_s=settings.load_retry_interval_s,
         settle_s=settings.version_settle_s,
         slots=threading.BoundedSemaphore(settings.num_load_threads) if settings.num_load_threads else nullcontext(),
         load_timeout_s=settings.load_timeout_s,
         on_look=pruning.looked if pruning is not None else lambda model, versions: None,
-        open_store=open_store,
-        on_list=on_list,
         reloads_replaced=settings.reload_replaced_versions,
     )
-
-
-def _refuses_ops(choice: str, origin_of: Callable[[str], Origin], model: str) -> bool:
-    return choice == "on" or (choice == "auto" and origin_of(model) != "operator")
 
 
 def batching_of(settings: Settings) -> BatchingRules | None:

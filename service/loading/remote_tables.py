@@ -24,6 +24,7 @@ from service.tables.residency import hottest_rows
 from service.types import Array
 from service.versions.model_config import ModelConfig
 from service.versions.servable import Servable
+from service.versions.threads import repeat
 
 if TYPE_CHECKING:
     from service.remote.changes import TableChanges
@@ -136,12 +137,7 @@ class RemoteScrubbing:
 
     def watch(self, stop: threading.Event) -> None:
         """Compares some blocks of each table each second, in a thread, until stop is set."""
-
-        def run() -> None:
-            while not stop.wait(_STEP_S):
-                self.step()
-
-        threading.Thread(target=run, name="remote-scrub", daemon=True).start()
+        repeat(self.step, stop, _STEP_S, "remote-scrub")
 
     def step(self) -> None:
         """Compares some blocks of each table; logs a table whose rows are lost, or are whole again."""
@@ -303,7 +299,7 @@ class RemoteTables:
         check_records(layout, topology, end_s)
         with self._changing:
             primaries = self._primaries.setdefault(address, Primaries(address, topology))
-        changes = TableChanges(layout, primaries, entry.dtype, fingerprint)
+        changes = TableChanges(layout, primaries, entry.dtype)
         try:
             changes.begin(end_s)
         except (Unreachable, Refused) as error:
@@ -424,30 +420,22 @@ class RemoteTables:
                 return
             self._is_watched = True
 
-        def run() -> None:
-            while not stop.wait(_LOOK_S):
-                try:
-                    self.look()
-                    self._core.refresh()
-                except Exception:
-                    # An error must not end this thread: without it, the state of each cluster would stay as it is now.
-                    logger.exception("clusters can not be checked")
+        def look() -> None:
+            self.look()
+            self._core.refresh()
 
-        def follow() -> None:
-            while not stop.wait(_FOLLOW_S):
-                self.follow()
+        took_s = 0.0
 
         def compare() -> None:
-            took_s = 0.0
-            while not stop.wait(max(_COMPARE_S - took_s, _COMPARE_S / 3)):
-                begin_s = time.monotonic()
-                self.compare()
-                took_s = time.monotonic() - begin_s
+            nonlocal took_s
+            begin_s = time.monotonic()
+            self.compare()
+            took_s = time.monotonic() - begin_s
 
         self._scrubbing.watch(stop)
-        threading.Thread(target=run, name="remote-tables", daemon=True).start()
-        threading.Thread(target=compare, name="remote-replicas", daemon=True).start()
-        threading.Thread(target=follow, name="remote-changes", daemon=True).start()
+        repeat(look, stop, _LOOK_S, "remote-tables")
+        repeat(compare, stop, lambda: max(_COMPARE_S - took_s, _COMPARE_S / 3), "remote-replicas")
+        repeat(self.follow, stop, _FOLLOW_S, "remote-changes")
 
     def compare(self) -> None:
         """Checks which replicas of each cluster are in sync, and so may be read."""

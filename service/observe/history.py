@@ -16,6 +16,7 @@ from service.errors import ServiceError
 from service.observe.metric_text import REQUEST, quantile_s
 from service.observe.request_metrics import Requests
 from service.types import VersionStatus
+from service.versions.threads import repeat
 
 logger = logging.getLogger(__name__)
 
@@ -162,11 +163,7 @@ class TrafficHistory:
         self._step_s = _STEP_S
 
     def watch(self, stop: threading.Event) -> None:
-        def run() -> None:
-            while not stop.wait(self._step_s):
-                self.add_point()
-
-        threading.Thread(target=run, name="traffic", daemon=True).start()
+        repeat(self.add_point, stop, lambda: self._step_s, "traffic")
 
     def add_point(self) -> None:
         point = self._now()
@@ -250,11 +247,7 @@ class RecentFailures:
         self._points: deque[tuple[float, Counter[tuple[str, str]]]] = deque([(clock(), Counter())])
 
     def watch(self, stop: threading.Event) -> None:
-        def run() -> None:
-            while not stop.wait(_STEP_S):
-                self.read()
-
-        threading.Thread(target=run, name="failures", daemon=True).start()
+        repeat(self.read, stop, _STEP_S, "failures")
 
     def read(self) -> dict[str, Any]:
         """Returns {"seconds", "counts": [{"model", "code", "requests"}]}, the most requests first.

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from service.observe.metric_text import labels, series
+from service.observe.metric_text import series
 
 # Size in bytes of the buffer for lines that are not written yet: some 4,000 lines.
 BUFFER_BYTES = 1 << 20
@@ -248,7 +248,7 @@ def dropped_line_metrics() -> list[str]:
     about = "Log lines not written: standard error takes no more (output), or too many lines in a short time (rate)."
     counts = [handler.counts() for handler in logging.getLogger().handlers if isinstance(handler, LogHandler)]
     totals = {reason: sum(count[reason] for count in counts) for reason in ("output", "rate")}
-    return series(name, "counter", about, [(labels({"reason": reason}), total) for reason, total in totals.items()])
+    return series(name, about, [({"reason": reason}, total) for reason, total in totals.items()])
 
 
 def name_requests_in_log(current_id: Callable[[], bytes]) -> None:

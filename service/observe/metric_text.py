@@ -13,16 +13,22 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
-from typing import Literal
+from operator import attrgetter
+from typing import Any, Literal
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Kind = Literal["counter", "gauge", "histogram"]
+# Labels of a sample: name -> value.
+Named = Mapping[str, object]
+# Metrics of one kind of object: the end of each name, what the metric means, and the attribute with its value.
+Families = Sequence[tuple[str, str, str]]
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-def labels(named: Mapping[str, object]) -> str:
+def labels(named: Named) -> str:
     r"""Returns the labels of a metric sample in Prometheus' text format, without braces.
 
     >>> labels({"model": 'a"b', "version": 3})
@@ -41,15 +47,33 @@ def sample(name: str, labelled: str, value: float) -> str:
     return f"{name}{{{labelled}}} {value!r}"
 
 
-def series(name: str, kind: Kind, about: str, values: Iterable[tuple[str, float]]) -> list[str]:
-    """Returns the lines of a metric family. values: labels of each sample, as labels() writes them, and its value."""
+def series(name: str, about: str, values: Iterable[tuple[Named, float]]) -> list[str]:
+    """Returns the lines of a metric family, a counter if the name ends in "_total", else a gauge.
+
+    values: labels of each sample, and its value.
+    """
+    return _family_of(name, about, [(labels(named), value) for named, value in values])
+
+
+def _family_of(name: str, about: str, values: Iterable[tuple[str, float]]) -> list[str]:
+    kind: Kind = "counter" if name.endswith("_total") else "gauge"
     return family(name, kind, about) + [sample(name, labelled, float(value)) for labelled, value in values]
 
 
-def limit_texts(limits: Iterable[float]) -> tuple[str, ...]:
+def lines_of(prefix: str, families: Families, found: Sequence[tuple[Named, Any]]) -> list[str]:
+    """Returns the lines of metrics, each with a sample of every object; found: labels of an object, and the object."""
+    lines, labelled = [], [(labels(named), one) for named, one in found]
+    for end, about, attribute in families:
+        read = attrgetter(attribute)
+        lines += _family_of(prefix + end, about, [(text, read(one) or 0) for text, one in labelled])
+    return lines
+
+
+@cache
+def limit_texts(limits: tuple[float, ...]) -> tuple[str, ...]:
     """Returns the texts of bucket limits (label le) in TensorFlow Serving's form.
 
-    >>> limit_texts([10, 18.0, 104.976, 1474161517.2])
+    >>> limit_texts((10, 18.0, 104.976, 1474161517.2))
     ('10', '18', '104.976', '1.47416e+09')
     """
     return tuple(f"{limit:.6g}" for limit in limits)
@@ -172,7 +196,7 @@ class Rows:
 
     __slots__ = ("limits", "counts", "total")
 
-    def __init__(self, limits: Sequence[float], counts: list[int] | None = None, total: int = 0) -> None:
+    def __init__(self, limits: tuple[float, ...], counts: list[int] | None = None, total: int = 0) -> None:
         self.limits = limits
         self.counts = counts or [0] * (len(limits) + 1)
         self.total = total

@@ -170,4 +170,4 @@ class Metrics:
 def _trace_lines(dropped: int) -> list[str]:
     name = "embedding_server_trace_requests_dropped_total"
     about = "Requests chosen for a trace whose spans were dropped, because too many wait for Python."
-    return series(name, "counter", about, [("", dropped)])
+    return series(name, about, [({}, dropped)])

@@ -9,18 +9,29 @@ labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from service.control.request_context import Subject
-from service.observe.metric_text import QUEUE, REQUEST, SECONDS, Kind, Times, family, histogram, labels, series
+from service.observe.metric_text import (
+    QUEUE,
+    REQUEST,
+    SECONDS,
+    Families,
+    Named,
+    Times,
+    family,
+    histogram,
+    labels,
+    lines_of,
+    series,
+)
 from service.observe.request_metrics import Batches, Requests, Successes
 from service.remote.core_clusters import RemoteCounts, RemoteState
 from service.search.neighbor_indexes import IndexName
-from service.types import State, TableCounts, VersionStatus
-from service.versions.counts import PageCounts, TableTraffic
-from service.versions.deltas import DeltaStatus
+from service.types import State, VersionStatus
+from service.versions.counts import PageCounts
 from service.versions.neighbors import RowIndex
 from service.versions.servable import LoadedServable
 
@@ -41,35 +52,24 @@ def request_lines(requests: Requests) -> list[str]:
         counts[key, code] = counts.get((key, code), 0) + count
     counts |= {(subject, "OK"): cell.count for subject, cell in found.items()}
     ordered = sorted(counts.items(), key=lambda item: (_order(item[0][0]), item[0][1]))
-    lines = series(
-        _PREFIX + "requests_total",
-        "counter",
-        "Requests finished, by canonical code; OK: succeeded.",
-        [(_subject(subject, code), count) for (subject, code), count in ordered],
-    )
+    about = "Requests finished, by canonical code; OK: succeeded."
+    lines = series(_PREFIX + "requests_total", about, [(_subject(*key), count) for key, count in ordered])
     cells = [(_subject(subject), cell) for subject, cell in sorted(found.items(), key=lambda item: _order(item[0]))]
-    lines += _times(
-        "request_seconds",
-        "Seconds from the whole request to the encoded answer, of requests that succeeded.",
-        [(labelled, cell.times) for labelled, cell in cells],
-    )
-    lines += _times(
-        "run_seconds",
-        "Seconds in the tables or the graph, waits for a batch included, of requests that succeeded.",
-        sorted(_run_times(found).items()),
-    )
+    about = "Seconds from the whole request to the encoded answer, of requests that succeeded."
+    lines += _times("request_seconds", about, [(labels(named), cell.times) for named, cell in cells])
+    about = "Seconds in the tables or the graph, waits for a batch included, of requests that succeeded."
+    lines += _times("run_seconds", about, sorted(_run_times(found).items()))
     about = "Rows (examples) of requests that succeeded."
-    return lines + series(_PREFIX + "rows_total", "counter", about, [(labelled, cell.rows) for labelled, cell in cells])
+    return lines + series(_PREFIX + "rows_total", about, [(named, cell.rows) for named, cell in cells])
 
 
 def control_lines(counts: Mapping[tuple[str, str, str], int]) -> list[str]:
     """Returns the lines of the metric on control requests; counts: by API, model and code."""
     about = "Requests for status, metadata, pages, and changes by the admin port, by canonical code."
     found = [
-        (labels({"api": api, "model": model, "code": code}), count)
-        for (api, model, code), count in sorted(counts.items())
+        ({"api": api, "model": model, "code": code}, count) for (api, model, code), count in sorted(counts.items())
     ]
-    return series(_PREFIX + "control_requests_total", "counter", about, found)
+    return series(_PREFIX + "control_requests_total", about, found)
 
 
 def _run_times(found: Mapping[Subject, Successes]) -> dict[str, Times]:
@@ -83,46 +83,39 @@ def _run_times(found: Mapping[Subject, Successes]) -> dict[str, Times]:
 
 
 def servable_lines(loaded: Sequence[LoadedServable]) -> list[str]:
-    lines = []
-    for part, about, read in _VERSION_FAMILIES:
-        values = [(_named(one.servable.name, one.servable.version), read(one)) for one in loaded]
-        lines += series(_PREFIX + part, "gauge", about, values)
     tables = [
-        (labels({"model": one.servable.name, "table": table, "version": one.servable.version}), counts)
+        ({"model": one.servable.name, "table": table, "version": one.servable.version}, counts)
         for one in loaded
         for table, counts in sorted(one.servable.all_table_counts().items())
     ]
-    for part, about, count in _TABLE_FAMILIES:
-        lines += series(_PREFIX + part, "counter", about, [(labelled, count(counts)) for labelled, counts in tables])
-    return lines
+    return [
+        *lines_of(_PREFIX, _VERSION_FAMILIES, [(_of(one), one) for one in loaded]),
+        *lines_of(_PREFIX, _TABLE_FAMILIES, tables),
+    ]
 
 
-_VERSION_FAMILIES: tuple[tuple[str, str, Callable[[LoadedServable], float]], ...] = (
-    ("requests_in_flight", "Requests that hold the version now.", lambda one: one.num_leases),
-    (
-        "tables_verified",
-        "1: the bytes of all tables were compared with their checksums.",
-        lambda one: one.servable.files.is_verified,
-    ),
+_VERSION_FAMILIES: Families = (
+    ("requests_in_flight", "Requests that hold the version now.", "num_leases"),
+    ("tables_verified", "1: the bytes of all tables were compared with their checksums.", "servable.files.is_verified"),
     (
         "tables_verification_due",
         "1: the version answers, and its tables are still to be compared with their checksums.",
-        lambda one: one.servable.files.is_verification_due,
+        "servable.files.is_verification_due",
     ),
 )
-_TABLE_FAMILIES: tuple[tuple[str, str, Callable[[TableCounts], int]], ...] = (
-    ("table_ids_total", "Ids that lookups sent to the table.", lambda counts: counts.ids),
+_TABLE_FAMILIES: Families = (
+    ("table_ids_total", "Ids that lookups sent to the table.", "ids"),
     (
         "table_missing_ids_total",
         "Ids of lookups without a row, whatever the feature's policy did with them; dropped keys included.",
-        lambda counts: counts.missing_ids,
+        "missing_ids",
     ),
     (
         "table_oov_keys_total",
         "String and integer keys that are not in the vocabulary, with an OOV row or without.",
-        lambda c: c.oov_keys,
+        "oov_keys",
     ),
-    ("table_read_bytes_total", "Bytes of the rows that lookups read from the table.", lambda counts: counts.read_bytes),
+    ("table_read_bytes_total", "Bytes of the rows that lookups read from the table.", "read_bytes"),
 )
 
 
@@ -132,10 +125,10 @@ def batch_lines(batches: Batches) -> list[str]:
         waits.merge(of_pool)
     lines = _times("queue_seconds", "Seconds that requests waited for their batch.", [("", waits)])
     about = "Requests in batches that were run; one that is split counts in each."
-    lines += series(_PREFIX + "batched_requests_total", "counter", about, [("", batches.num_requests)])
+    lines += series(_PREFIX + "batched_requests_total", about, [({}, batches.num_requests)])
     about = "Requests that no batch took, by canonical code: too large, queue full, too late."
-    rejected = [(labels({"code": code}), count) for code, count in sorted(batches.rejected.items())]
-    return lines + series(_PREFIX + "batching_rejected_total", "counter", about, rejected)
+    rejected = [({"code": code}, count) for code, count in sorted(batches.rejected.items())]
+    return lines + series(_PREFIX + "batching_rejected_total", about, rejected)
 
 
 def _times(part: str, about: str, found: Iterable[tuple[str, Times]]) -> list[str]:
@@ -147,10 +140,10 @@ def _times(part: str, about: str, found: Iterable[tuple[str, Times]]) -> list[st
     return lines
 
 
-def _subject(subject: Subject, code: str = "") -> str:
+def _subject(subject: Subject, code: str = "") -> Named:
     version = "" if subject.version is None else subject.version
-    named = {"api": subject.api, "code": code, "model": subject.model, "signature": subject.signature}
-    return labels({name: value for name, value in named.items() if name != "code" or value} | {"version": version})
+    of_code = {"code": code} if code else {}
+    return {"api": subject.api, **of_code, "model": subject.model, "signature": subject.signature, "version": version}
 
 
 def _order(subject: Subject) -> tuple[str, str, int, str]:
@@ -199,30 +192,18 @@ class VersionStates:
         statuses = sorted(self._statuses.copy().items())
         states = [(_named(*key), status.state) for key, status in statuses]
         errors = [
-            (labels({"code": status.code, "model": model, "version": version}), 1)
+            ({"code": status.code, "model": model, "version": version}, 1)
             for (model, version), status in statuses
             if status.code != "OK"
         ]
         failures = [(_named(*key), count) for key, count in sorted(self._failures.copy().items())]
+        of_state = "State of each model version: 10 START, 20 LOADING, 30 AVAILABLE, 40 UNLOADING, 50 END."
+        of_error = "1 for a version that ended with an error, by canonical code; DATA_LOSS: its files are damaged."
+        of_failures = "How often the version failed to load; gone once it has loaded, or its folder is gone."
         return [
-            *series(
-                STATE,
-                "gauge",
-                "State of each model version: 10 START, 20 LOADING, 30 AVAILABLE, 40 UNLOADING, 50 END.",
-                states,
-            ),
-            *series(
-                ERROR,
-                "gauge",
-                "1 for a version that ended with an error, by canonical code; DATA_LOSS: its files are damaged.",
-                errors,
-            ),
-            *series(
-                LOAD_FAILURES,
-                "gauge",
-                "How often the version failed to load; gone once it has loaded, or its folder is gone.",
-                failures,
-            ),
+            *series(STATE, of_state, states),
+            *series(ERROR, of_error, errors),
+            *series(LOAD_FAILURES, of_failures, failures),
         ]
 
 
@@ -232,69 +213,58 @@ def readiness_lines(is_ready: bool, models: Mapping[str, bool]) -> list[str]:
     Args:
       is_ready: whether the server is ready; models: whether each configured model can answer.
     """
-    answering = [(labels({"model": name}), models[name]) for name in sorted(models)]
-    return [
-        *series(
-            READY, "gauge", "Whether load balancers shall send requests to this server: 1, else 0.", [("", is_ready)]
-        ),
-        *series(MODEL_READY, "gauge", "Whether a version of a configured model answers: 1, else 0.", answering),
-    ]
+    about = "Whether load balancers shall send requests to this server: 1, else 0."
+    of_model = "Whether a version of a configured model answers: 1, else 0."
+    answering = [({"model": name}, models[name]) for name in sorted(models)]
+    return [*series(READY, about, [({}, is_ready)]), *series(MODEL_READY, of_model, answering)]
 
 
 def core_lines(loaded: Sequence[LoadedServable]) -> list[str]:
     """Returns the lines of metrics on signatures that the native core does not run."""
     about = "Signatures of the version that no request can run, although the server has their tables or graphs."
-    values = [(_named(one.servable.name, one.servable.version), len(one.servable.can_not_run)) for one in loaded]
-    return series(NOT_RUN, "gauge", about, values)
+    return series(NOT_RUN, about, [(_of(one), len(one.servable.can_not_run)) for one in loaded])
 
 
-def _named(model: str, version: int) -> str:
-    return labels({"model": model, "version": version})
+def _named(model: str, version: int) -> Named:
+    return {"model": model, "version": version}
+
+
+def _of(one: LoadedServable) -> Named:
+    return _named(one.servable.name, one.servable.version)
 
 
 _DELTA_PREFIX = "embedding_server_delta_"
-_DELTA_FAMILIES: tuple[tuple[str, Kind, str, Callable[[DeltaStatus], float]], ...] = (
-    ("last_sequence", "gauge", "Highest number of a delta that lookups use.", lambda status: status.last_sequence),
-    ("rows", "gauge", "Rows that deltas have changed since the export.", lambda status: status.rows),
-    ("pending", "gauge", "Deltas that were read and that lookups do not use yet.", lambda status: status.pending),
-    (
-        "lag_seconds",
-        "gauge",
-        "Seconds for which the oldest delta has waited, or could not be read.",
-        lambda status: status.lag_s,
-    ),
-    ("missing", "gauge", "Deltas that are missing: numbers below the highest one.", lambda status: status.missing),
-    ("applied_total", "counter", "Deltas that were applied.", lambda status: status.applied),
+_DELTA_FAMILIES: Families = (
+    ("last_sequence", "Highest number of a delta that lookups use.", "last_sequence"),
+    ("rows", "Rows that deltas have changed since the export.", "rows"),
+    ("pending", "Deltas that were read and that lookups do not use yet.", "pending"),
+    ("lag_seconds", "Seconds for which the oldest delta has waited, or could not be read.", "lag_s"),
+    ("missing", "Deltas that are missing: numbers below the highest one.", "missing"),
+    ("applied_total", "Deltas that were applied.", "applied"),
 )
-_BY_REASON: tuple[tuple[str, str, Callable[[DeltaStatus], Mapping[str, int]]], ...] = (
-    ("refused_total", "Deltas that were refused, by reason.", lambda status: status.refused),
+_BY_REASON: Families = (
+    ("refused_total", "Deltas that were refused, by reason.", "refused"),
     (
         "journal_failures_total",
         "Upserts that the journal did not take, by reason: full, held, unwritable.",
-        lambda status: status.journal_failures,
+        "journal_failures",
     ),
 )
 
 
 def delta_lines(loaded: Sequence[LoadedServable]) -> list[str]:
     """Returns the lines of metrics on deltas; none if no version has deltas."""
-    found = [
-        ({"model": one.servable.name, "version": one.servable.version}, one.servable.deltas.status())
-        for one in loaded
-        if one.servable.deltas is not None
-    ]
+    found = [(_of(one), one.servable.deltas.status()) for one in loaded if one.servable.deltas is not None]
     if not found:
         return []
-    lines = []
-    for part, kind, about, read in _DELTA_FAMILIES:
-        lines += series(_DELTA_PREFIX + part, kind, about, [(labels(names), read(status)) for names, status in found])
+    lines = lines_of(_DELTA_PREFIX, _DELTA_FAMILIES, found)
     for part, about, counts in _BY_REASON:
         by_reason = [
-            (labels({**names, "reason": reason}), count)
-            for names, status in found
-            for reason, count in sorted(counts(status).items())
+            ({**named, "reason": reason}, count)
+            for named, status in found
+            for reason, count in sorted(getattr(status, counts).items())
         ]
-        lines += series(_DELTA_PREFIX + part, "counter", about, by_reason)
+        lines += series(_DELTA_PREFIX + part, about, by_reason)
     return lines
 
 
@@ -313,33 +283,18 @@ def hot_rows_lines(loaded: Sequence[LoadedServable]) -> list[str]:
     ]
     if not found:
         return []
-    distinct = [(labels(_table_names(one)), one.distinct) for one in found]
-    shares = [(labels({**_table_names(one), "top": top}), one.top_share(top)) for one in found for top in _TOPS]
-    about = "Share of a table's lookups that read one of its `top` hottest rows, sampled."
-    return [
-        *series(_DISTINCT, "gauge", "Different rows in the sample of a table's lookups, estimated.", distinct),
-        *series(_SHARE, "gauge", about, shares),
-    ]
+    named = [({"model": one.model, "table": one.table, "version": one.version}, one) for one in found]
+    shares = [({**of, "top": top}, one.top_share(top)) for of, one in named for top in _TOPS]
+    about = "Different rows in the sample of a table's lookups, estimated."
+    of_share = "Share of a table's lookups that read one of its `top` hottest rows, sampled."
+    return [*series(_DISTINCT, about, [(of, one.distinct) for of, one in named]), *series(_SHARE, of_share, shares)]
 
 
-def _table_names(one: TableTraffic) -> dict[str, object]:
-    return {"model": one.model, "table": one.table, "version": one.version}
-
-
-_INDEX_METRICS: tuple[tuple[str, str, Callable[[RowIndex], float]], ...] = (
-    (
-        "embedding_server_neighbor_index_recall",
-        "Share of the ten nearest rows that the index of a table finds, measured when it was built.",
-        lambda index: index.recall or 0.0,
-    ),
-    (
-        "embedding_server_neighbor_index_build_seconds",
-        "Seconds that the build of a table's index took.",
-        lambda index: index.seconds,
-    ),
-    ("embedding_server_neighbor_index_bytes", "Bytes of memory of a table's index.", lambda index: index.nbytes),
+_INDEX_FAMILIES: Families = (
+    ("recall", "Share of the ten nearest rows that the index of a table finds, measured when it was built.", "recall"),
+    ("build_seconds", "Seconds that the build of a table's index took.", "seconds"),
+    ("bytes", "Bytes of memory of a table's index.", "nbytes"),
 )
-_NAME = "embedding_server_neighbor_rows_scanned_total"
 
 
 def neighbor_lines(scanned: Mapping[str, int], indexes: Mapping[IndexName, RowIndex]) -> list[str]:
@@ -351,58 +306,41 @@ def neighbor_lines(scanned: Mapping[str, int], indexes: Mapping[IndexName, RowIn
     if not scanned:
         return []
     about = "Rows of tables that searches for nearest rows compared with their queries."
-    lines = series(
-        _NAME, "counter", about, [(labels({"model": model}), count) for model, count in sorted(scanned.items())]
-    )
-    for name, about, value in _INDEX_METRICS if indexes else ():
-        values = [(labels(key._asdict()), value(index)) for key, index in sorted(indexes.items())]
-        lines += series(name, "gauge", about, values)
+    found = [({"model": model}, count) for model, count in sorted(scanned.items())]
+    lines = series("embedding_server_neighbor_rows_scanned_total", about, found)
+    if indexes:
+        named = [(key._asdict(), index) for key, index in sorted(indexes.items())]
+        lines += lines_of("embedding_server_neighbor_index_", _INDEX_FAMILIES, named)
     return lines
 
 
-_PAGES_PREFIX = "embedding_server_paged_"
-_PAGES_FAMILIES: tuple[tuple[str, Kind, str, str], ...] = (
-    ("cold_rows_total", "counter", "Ids of lookups whose row was not in memory and was read from the disk.", "rows"),
-    ("reads_total", "counter", "Pages of tables that were read for lookups.", "reads"),
-    ("drops_total", "counter", "Pages that the server dropped to keep to --paged_tables_mib.", "drops"),
-    ("losses_total", "counter", "Pages that the kernel dropped, because memory was short.", "losses"),
-    ("read_seconds_total", "counter", "Seconds that threads spent reading pages, all threads together.", "seconds"),
-    ("resident_bytes", "gauge", "Bytes of pages of tables that are in memory.", "bytes"),
-    ("max_bytes", "gauge", "Most bytes of pages of tables that stay in memory.", "max_bytes"),
+_PAGES_FAMILIES: Families = (
+    ("cold_rows_total", "Ids of lookups whose row was not in memory and was read from the disk.", "rows"),
+    ("reads_total", "Pages of tables that were read for lookups.", "reads"),
+    ("drops_total", "Pages that the server dropped to keep to --paged_tables_mib.", "drops"),
+    ("losses_total", "Pages that the kernel dropped, because memory was short.", "losses"),
+    ("read_seconds_total", "Seconds that threads spent reading pages, all threads together.", "seconds"),
+    ("resident_bytes", "Bytes of pages of tables that are in memory.", "bytes"),
+    ("max_bytes", "Most bytes of pages of tables that stay in memory.", "max_bytes"),
 )
 
 
 def page_lines(counts: PageCounts) -> list[str]:
     """Returns the lines of metrics on pages of tables; none if the native core has read none."""
-    lines: list[str] = []
-    if not counts.reads and not counts.bytes:
-        return lines
-    for name, kind, about, field in _PAGES_FAMILIES:
-        lines += series(_PAGES_PREFIX + name, kind, about, [("", getattr(counts, field))])
-    return lines
+    is_used = counts.reads or counts.bytes
+    return lines_of("embedding_server_paged_", _PAGES_FAMILIES, [({}, counts)]) if is_used else []
 
 
 _STORE_PREFIX = "embedding_server_store_"
-
-
-class StoreCounts(Protocol):
-    """Counts of reads from one model's object store. read_bytes: bytes of objects that were read."""
-
-    read_bytes: int
-    listings: int
-    failures: int
-    fetched: int
-
-
-_STORE_FAMILIES: tuple[tuple[str, str, Callable[[StoreCounts], int]], ...] = (
-    ("read_bytes_total", "Bytes of objects that were read from a model's object store.", lambda one: one.read_bytes),
-    ("listings_total", "Listings of a model's versions in its object store.", lambda one: one.listings),
-    ("failures_total", "Listings and fetches that failed.", lambda one: one.failures),
-    ("fetched_versions_total", "Versions that were fetched to their end.", lambda one: one.fetched),
+_STORE_FAMILIES: Families = (
+    ("read_bytes_total", "Bytes of objects that were read from a model's object store.", "read_bytes"),
+    ("listings_total", "Listings of a model's versions in its object store.", "listings"),
+    ("failures_total", "Listings and fetches that failed.", "failures"),
+    ("fetched_versions_total", "Versions that were fetched to their end.", "fetched"),
 )
 
 
-def store_lines(mirrors: Sequence[tuple[str, StoreCounts, bool]]) -> list[str]:
+def store_lines(mirrors: Sequence[tuple[str, object, bool]]) -> list[str]:
     """Returns the lines of metrics on object stores; none if no model is in one.
 
     Args:
@@ -410,17 +348,15 @@ def store_lines(mirrors: Sequence[tuple[str, StoreCounts, bool]]) -> list[str]:
     """
     if not mirrors:
         return []
-    lines = []
-    for part, about, read in _STORE_FAMILIES:
-        values = [(labels({"model": model}), read(counts)) for model, counts, _ in mirrors]
-        lines += series(_STORE_PREFIX + part, "counter", about, values)
     about = "Whether a model's object store could be listed the last time: 1, else 0."
-    listed = [(labels({"model": model}), is_listed) for model, _, is_listed in mirrors]
-    return lines + series(_STORE_PREFIX + "is_listed", "gauge", about, listed)
+    return [
+        *lines_of(_STORE_PREFIX, _STORE_FAMILIES, [({"model": model}, counts) for model, counts, _ in mirrors]),
+        *series(_STORE_PREFIX + "is_listed", about, [({"model": model}, is_listed) for model, _, is_listed in mirrors]),
+    ]
 
 
 _REMOTE_PREFIX = "embedding_server_remote_table_"
-_READ_FAMILIES = (
+_READ_FAMILIES: Families = (
     ("reads_total", "Reads of rows of one table for one request.", "reads"),
     ("rows_total", "Distinct rows that were read.", "rows"),
     ("read_bytes_total", "Bytes of the rows that were read from the cluster.", "bytes"),
@@ -432,78 +368,72 @@ _READ_FAMILIES = (
     ("hedge_wins_total", "Reads that were also sent to a second node, which answered first.", "hedge_wins"),
     ("seconds_total", "Seconds that reads of rows took.", "seconds"),
 )
-_CACHED_FAMILIES = (
+_CACHED_FAMILIES: Families = (
     ("cache_hits_total", "Rows that the cache had.", "cache_hits"),
     ("cache_misses_total", "Rows that the cache lacked, and that were read.", "cache_misses"),
 )
 _FAULTS = ("missing", "cut short", "of another type", "differs")
-_CACHE_PREFIX = "embedding_server_remote_cache_"
-_CACHE_FAMILIES: tuple[tuple[str, Kind, str, str], ...] = (
-    ("rows", "gauge", "Rows of remote tables in the cache.", "rows"),
-    ("bytes", "gauge", "Bytes that the rows of remote tables in the cache take, with the cache's own data.", "bytes"),
-    ("evictions_total", "counter", "Rows that other rows displaced.", "evictions"),
+_CACHE_FAMILIES: Families = (
+    ("rows", "Rows of remote tables in the cache.", "rows"),
+    ("bytes", "Bytes that the rows of remote tables in the cache take, with the cache's own data.", "bytes"),
+    ("evictions_total", "Rows that other rows displaced.", "evictions"),
 )
 
 
 def remote_lines(found: RemoteCounts, state: RemoteState) -> list[str]:
     """Returns the lines of metrics on remote tables; none if no table is remote."""
     lines = _state_lines(state)
-    counts = found.tables
-    if not counts:
+    if not found.tables:
         return lines
-    for name, about, field in _READ_FAMILIES if found.cache is None else (*_READ_FAMILIES, *_CACHED_FAMILIES):
-        values = [(_table(key), getattr(count, field)) for key, count in sorted(counts.items())]
-        lines += series(_REMOTE_PREFIX + name, "counter", about, values)
-    for name, kind, about, field in _CACHE_FAMILIES if found.cache is not None else ():
-        lines += series(_CACHE_PREFIX + name, kind, about, [("", getattr(found.cache, field))])
+    named = [(_table(key), counts) for key, counts in sorted(found.tables.items())]
+    lines += lines_of(_REMOTE_PREFIX, _READ_FAMILIES, named)
+    if found.cache is not None:
+        lines += lines_of(_REMOTE_PREFIX, _CACHED_FAMILIES, named)
+        lines += lines_of("embedding_server_remote_cache_", _CACHE_FAMILIES, [({}, found.cache)])
     return lines
+
+
+_CLUSTER_PREFIX = "embedding_server_remote_cluster_"
 
 
 def _state_lines(state: RemoteState) -> list[str]:
     if not state.is_reached:
         return []
-    clusters = "embedding_server_remote_cluster_"
-    return [
-        *series(
-            clusters + "is_reached",
-            "gauge",
-            "Whether each hash slot of the cluster has a node that answers.",
-            [(labels({"cluster": one}), value) for one, value in sorted(state.is_reached.items())],
-        ),
-        *series(
-            clusters + "silent_nodes",
-            "gauge",
-            "Known nodes of the cluster that do not answer.",
-            [(labels({"cluster": one}), count) for one, count in sorted(state.num_silent.items())],
-        ),
-        *series(
-            _REMOTE_PREFIX + "compared_blocks_total",
-            "counter",
-            "Blocks in the cluster that were compared with the version's files.",
-            [(_table(key), compared) for key, (compared, _) in sorted(state.compared.items())],
-        ),
-        *series(
-            _REMOTE_PREFIX + "faulty_blocks",
-            "gauge",
-            "Blocks in the cluster that are lost or differ from the version's files, by fault.",
-            [
-                (_table(key, fault=fault), faulty.get(fault, 0))
-                for key, (_, faulty) in sorted(state.compared.items())
-                for fault in _FAULTS
-            ],
-        ),
-        *series(
-            _REMOTE_PREFIX + "refused_upserts_total",
-            "counter",
-            "Upserts that the table's cluster refused, or for which it could not be reached.",
-            [(_table(key), count) for key, count in sorted(state.refused.items())],
-        ),
+    reached = [({"cluster": one}, value) for one, value in sorted(state.is_reached.items())]
+    silent = [({"cluster": one}, count) for one, count in sorted(state.num_silent.items())]
+    compared = [(_table(key), number) for key, (number, _) in sorted(state.compared.items())]
+    faulty = [
+        ({**_table(key), "fault": fault}, found.get(fault, 0))
+        for key, (_, found) in sorted(state.compared.items())
+        for fault in _FAULTS
     ]
+    refused = [(_table(key), count) for key, count in sorted(state.refused.items())]
+    lines = []
+    for name, about, values in (
+        (_CLUSTER_PREFIX + "is_reached", "Whether each hash slot of the cluster has a node that answers.", reached),
+        (_CLUSTER_PREFIX + "silent_nodes", "Known nodes of the cluster that do not answer.", silent),
+        (
+            _REMOTE_PREFIX + "compared_blocks_total",
+            "Blocks in the cluster that were compared with the version's files.",
+            compared,
+        ),
+        (
+            _REMOTE_PREFIX + "faulty_blocks",
+            "Blocks in the cluster that are lost or differ from the version's files, by fault.",
+            faulty,
+        ),
+        (
+            _REMOTE_PREFIX + "refused_upserts_total",
+            "Upserts that the table's cluster refused, or for which it could not be reached.",
+            refused,
+        ),
+    ):
+        lines += series(name, about, values)
+    return lines
 
 
-def _table(key: tuple[str, int, str], **more: str) -> str:
-    model, version, table = key
-    return labels({"model": model, "version": version, "table": table, **more})
+def _table(key: tuple[str, int, str]) -> Named:
+    return dict(zip(("model", "version", "table"), key, strict=True))
 
 
 def remote_status(found: RemoteCounts) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from service.observe.metric_text import labels, series
+from service.observe.metric_text import series
 
 RELOADS = "embedding_server_auth_config_reloads_total"
 IS_CURRENT = "embedding_server_auth_config_is_current"
@@ -38,11 +38,11 @@ class ReloadCounter:
             counts, is_current = dict(self._counts), self._is_current
         if not any(counts.values()):
             return []
-        reloads = [(labels({"result": result}), count) for result, count in counts.items()]
+        reloads = [({"result": result}, count) for result, count in counts.items()]
         about = "1: the content of --auth_config is in force; 0: it was refused, and the content before it is."
         return [
-            *series(RELOADS, "counter", "New contents of --auth_config: taken or refused.", reloads),
-            *series(IS_CURRENT, "gauge", about, [("", is_current)]),
+            *series(RELOADS, "New contents of --auth_config: taken or refused.", reloads),
+            *series(IS_CURRENT, about, [({}, is_current)]),
         ]
 
     def _count(self, result: str) -> None:
@@ -95,23 +95,14 @@ class TlsCounter:
         if not ends_s:
             return []
         failed = self.handshakes_failed()
+        of_end = "Seconds since 1970 at which the first of the certificates ends that the port shows."
+        ends = [({"api": api}, end_s) for api, end_s in sorted(ends_s.items())]
+        of_reload = "Changed files with certificates: taken or refused."
+        counts = [({"api": api, "outcome": outcome}, count) for (api, outcome), count in sorted(reloads.items())]
+        of_failure = "Connections that ended before they were secured."
+        failures = [({"api": api}, failed.get(api, 0)) for api in sorted(ends_s)]
         return [
-            *series(
-                _TLS_PREFIX + "certificate_end_timestamp_seconds",
-                "gauge",
-                "Seconds since 1970 at which the first of the certificates ends that the port shows.",
-                sorted((labels({"api": api}), end_s) for api, end_s in ends_s.items()),
-            ),
-            *series(
-                _TLS_PREFIX + "reloads_total",
-                "counter",
-                "Changed files with certificates: taken or refused.",
-                sorted((labels({"api": api, "outcome": outcome}), count) for (api, outcome), count in reloads.items()),
-            ),
-            *series(
-                _TLS_PREFIX + "handshakes_failed_total",
-                "counter",
-                "Connections that ended before they were secured.",
-                [(labels({"api": api}), failed.get(api, 0)) for api in sorted(ends_s)],
-            ),
+            *series(_TLS_PREFIX + "certificate_end_timestamp_seconds", of_end, ends),
+            *series(_TLS_PREFIX + "reloads_total", of_reload, counts),
+            *series(_TLS_PREFIX + "handshakes_failed_total", of_failure, failures),
         ]

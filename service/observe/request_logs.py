@@ -18,7 +18,7 @@ from service.artifact.hashes import masked_of
 from service.artifact.protos import message_class
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, encode_record
 from service.control.request_context import Recorder
-from service.observe.metric_text import labels, series
+from service.observe.metric_text import Families, lines_of
 from service.versions.model_config import ModelConfig, RequestLogConfig
 
 SUFFIX, OPEN_SUFFIX = ".tfrecord", ".tfrecord.part"
@@ -252,6 +252,11 @@ class ModelLog:
 
 _STOP_S = 5.0
 _PREFIX = "embedding_server_request_log_"
+_FAMILIES: Families = (
+    ("records_total", "Requests written to the request log.", "written"),
+    ("dropped_total", "Requests chosen for the log and not written: queue full, or disabled.", "dropped"),
+    ("disabled", "1: an error, such as a full disk, ended the request log.", "is_disabled"),
+)
 
 
 class RequestLogs:
@@ -331,19 +336,7 @@ class RequestLogs:
             running = [(name, log) for name, (_, log) in self._logs.items()]
             for name, log in self._ending + running:
                 counts[name] = _sum(counts.get(name), log.counts())
-        named = [(labels({"model": name}), found) for name, found in sorted(counts.items())]
-        dropped = "Requests chosen for the log and not written: queue full, or disabled."
-        disabled = "1: an error, such as a full disk, ended the request log."
-        return [
-            *series(
-                _PREFIX + "records_total",
-                "counter",
-                "Requests written to the request log.",
-                [(at, found.written) for at, found in named],
-            ),
-            *series(_PREFIX + "dropped_total", "counter", dropped, [(at, found.dropped) for at, found in named]),
-            *series(_PREFIX + "disabled", "gauge", disabled, [(at, found.is_disabled) for at, found in named]),
-        ]
+        return lines_of(_PREFIX, _FAMILIES, [({"model": name}, found) for name, found in sorted(counts.items())])
 
     def _begin(self, name: str, config: RequestLogConfig) -> ModelLog:
         files = RecordFiles(config.filename_prefix, max_bytes=self._max_bytes, now=self._now)

@@ -320,24 +320,17 @@ def admission_lines(counts: CoreCounts, limit_bytes: int | None) -> list[str]:
     Args:
       limit_bytes: most bytes in flight, of all models together; None: the server has no limit yet.
     """
-    name = _PREFIX + "in_flight_bytes"
     about = "Bytes of requests and answers in flight; model is empty for requests of no known model."
-    lines = series(
-        name, "gauge", about, [(labels({"model": model}), size) for model, size in sorted(counts.held.items())]
-    )
+    held = [({"model": model}, size) for model, size in sorted(counts.held.items())]
+    lines = series(_PREFIX + "in_flight_bytes", about, held)
     about = "How many bytes may be in flight, of all models together."
-    limit = [] if limit_bytes is None else [("", limit_bytes)]
-    lines += series(_PREFIX + "in_flight_limit_bytes", "gauge", about, limit)
+    lines += series(_PREFIX + "in_flight_limit_bytes", about, [] if limit_bytes is None else [({}, limit_bytes)])
     about = "Requests refused before they ran, by reason: overload, or limits on one client."
-    refused = [
-        (labels({"model": model, "reason": reason}), count)
-        for (model, reason), count in sorted(counts.refused.items())
-        if count
-    ]
-    lines += series(_PREFIX + "refused_total", "counter", about, refused)
+    refused = [({"model": of, "reason": why}, count) for (of, why), count in sorted(counts.refused.items()) if count]
+    lines += series(_PREFIX + "refused_total", about, refused)
     about = "Connections that the server refused or cut; docs/security.md has the reasons."
-    dropped = [(labels({"reason": reason}), count) for reason, count in sorted(counts.dropped.items())]
-    lines += series(_PREFIX + "connections_dropped_total", "counter", about, dropped)
+    dropped = [({"reason": reason}, count) for reason, count in sorted(counts.dropped.items())]
+    lines += series(_PREFIX + "connections_dropped_total", about, dropped)
     name = _PREFIX + "thread_wait_seconds"
     lines += family(name, "histogram", "Seconds that requests which ran had waited for a thread.")
     for model, times in sorted(counts.waits.items()):

@@ -6,15 +6,16 @@ batching_util.h}, util/prometheus_exporter.cc (9d981c5); tensorflow/core/common_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from service.control.request_context import Subject
 from service.observe.metric_text import (
-    BATCH_ROWS,
     EXAMPLES,
     MICROSECONDS,
+    QUEUE,
     QUEUE_MICROSECONDS,
     REQUEST,
     Kind,
@@ -28,11 +29,6 @@ from service.observe.metric_text import (
 )
 from service.observe.request_metrics import Batches, Requests, Successes, Warmup
 
-_LATENCY = limit_texts(MICROSECONDS)
-_WAIT = limit_texts(QUEUE_MICROSECONDS)
-_EXAMPLES = limit_texts(EXAMPLES)
-_BATCH = limit_texts(BATCH_ROWS)
-
 _ENTRYPOINTS = {"grpc": "GRPC", "http": "REST"}
 # Signature's kind -> value of the metric label "runtime": "TF1" for predict signatures, as in TensorFlow Serving, and
 # "lookup" for lookups, which run without TensorFlow.
@@ -40,6 +36,10 @@ _RUNTIMES = {"predict": "TF1", "lookup": "lookup"}
 # The method of which TensorFlow Serving counts only the examples and not the requests, because one request is several
 # inferences.
 _EXAMPLES_ONLY = "MultiInference"
+
+
+# The samples of a metric: labels as labels() writes them, and a number or a histogram.
+Samples = Iterable[tuple[str, float | Times | Rows]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,60 +54,52 @@ class Counted:
 def serving_lines(counted: Counted) -> list[str]:
     """Returns the lines of TensorFlow Serving's metrics, in its order: families by name, samples by labels."""
     lines = []
-    for name, (kind, samples, _) in _FAMILIES.items():
-        lines += family(name, kind)
-        lines += samples(name, counted)
+    for name, one in _FAMILIES.items():
+        lines += family(name, one.kind)
+        for labelled, found in one.samples(counted):
+            if isinstance(found, Times):
+                limits = limit_texts(QUEUE_MICROSECONDS if found.limits is QUEUE else MICROSECONDS)
+                places, total = found.limits.microseconds, found.seconds * 1e6
+                lines += histogram(name, labelled, limits=limits, counts=found.counts, total=total, places=places)
+            elif isinstance(found, Rows):
+                limits = limit_texts(found.limits)
+                lines += histogram(name, labelled, limits=limits, counts=found.counts, total=found.total)
+            else:
+                lines.append(sample(name, labelled, found))
     return lines
 
 
-def _requests(name: str, counted: Counted) -> list[str]:
-    totals: dict[tuple[str, str], int] = {}
+def _requests(counted: Counted) -> Samples:
+    totals: Counter[tuple[str, str]] = Counter()
     for subject, cell in _shown(counted):
-        totals[subject.model, "OK"] = totals.get((subject.model, "OK"), 0) + cell.count
+        totals[subject.model, "OK"] += cell.count
     for (subject, code), count in counted.requests.failures.items():
         if subject.method != _EXAMPLES_ONLY:
-            totals[subject.model, code] = totals.get((subject.model, code), 0) + count
+            totals[subject.model, code] += count
     return [
-        sample(name, labels({"model_name": model, "status": status}), count)
-        for (model, status), count in sorted(totals.items())
+        (labels({"model_name": model, "status": status}), count) for (model, status), count in sorted(totals.items())
     ]
 
 
-def _request_latency(name: str, counted: Counted) -> list[str]:
+def _request_latency(counted: Counted) -> Samples:
     totals: dict[str, Times] = {}
     for subject, cell in _shown(counted):
         entrypoint = _ENTRYPOINTS.get(subject.api, subject.api)
         labelled = labels({"model_name": subject.model, "API": subject.method, "entrypoint": entrypoint})
         totals.setdefault(labelled, Times(REQUEST)).merge(cell.times)
-    return _latencies(name, sorted(totals.items()), _LATENCY)
+    return sorted(totals.items())
 
 
-def _runtime_latency(name: str, counted: Counted) -> list[str]:
+def _runtime_latency(counted: Counted) -> Samples:
     totals: dict[str, Times] = {}
     for subject, cell in _shown(counted):
         labelled = labels({"model_name": subject.model, "API": subject.method, "runtime": _RUNTIMES[cell.kind]})
         totals.setdefault(labelled, Times(REQUEST)).merge(cell.run_times)
-    return _latencies(name, sorted(totals.items()), _LATENCY)
+    return sorted(totals.items())
 
 
 def _shown(counted: Counted) -> Iterable[tuple[Subject, Successes]]:
     return (item for item in counted.requests.successes.items() if item[0].method != _EXAMPLES_ONLY)
-
-
-def _latencies(name: str, found: Iterable[tuple[str, Times]], limits: Sequence[str]) -> list[str]:
-    lines = []
-    for labelled, times in found:
-        places, total = times.limits.microseconds, times.seconds * 1e6
-        lines += histogram(name, labelled, limits=limits, counts=times.counts, total=total, places=places)
-    return lines
-
-
-def _graph_runs(name: str, counted: Counted) -> list[str]:
-    return [sample(name, "", sum(cell.count for cell in _graph_cells(counted)))]
-
-
-def _graph_time(name: str, counted: Counted) -> list[str]:
-    return [sample(name, "", round(sum(cell.run_times.seconds for cell in _graph_cells(counted)) * 1e6))]
 
 
 def _graph_cells(counted: Counted) -> Iterable[Successes]:
@@ -122,60 +114,19 @@ def _examples(counted: Counted) -> list[tuple[str, Rows]]:
     return sorted(totals.items())
 
 
-def _example_counts(name: str, counted: Counted) -> list[str]:
-    return _rows(name, _examples(counted), _EXAMPLES)
-
-
-def _example_total(name: str, counted: Counted) -> list[str]:
-    return [sample(name, labelled, rows.total) for labelled, rows in _examples(counted)]
-
-
-def _rows(name: str, found: Iterable[tuple[str, Rows]], limits: tuple[str, ...]) -> list[str]:
-    lines = []
-    for labelled, rows in found:
-        lines += histogram(name, labelled, limits=limits, counts=rows.counts, total=rows.total)
-    return lines
-
-
-def _warmup_latency(name: str, counted: Counted) -> list[str]:
-    return _latencies(name, [(_warmup_labels(warmup), warmup.times) for warmup in counted.warmups], _LATENCY)
-
-
-def _warmup_records(name: str, counted: Counted) -> list[str]:
-    return [sample(name, _warmup_labels(warmup), warmup.records) for warmup in counted.warmups]
-
-
 def _warmup_labels(warmup: Warmup) -> str:
     return labels({"model_path": warmup.path, "status": warmup.status})
 
 
-def _queuing_latency(name: str, counted: Counted) -> list[str]:
-    found = sorted(counted.batches.waits.items())
-    return _latencies(name, [(labels({"thread_pool_name": pool}), waits) for pool, waits in found], _WAIT)
-
-
-def _wrapped_runs(name: str, counted: Counted) -> list[str]:
-    return [sample(name, "", counted.batches.num_runs)] if counted.batches.num_runs else []
-
-
-def _input_rows(name: str, counted: Counted) -> list[str]:
-    return _rows(name, [("", counted.batches.arrived)] if any(counted.batches.arrived.counts) else [], _BATCH)
-
-
-def _processed_rows(name: str, counted: Counted) -> list[str]:
-    return _rows(name, [("", counted.batches.run)] if counted.batches.num_runs else [], _BATCH)
-
-
-def _padding_rows(name: str, counted: Counted) -> list[str]:
-    found = sorted(counted.batches.padding.items())
-    return _rows(name, [(labels({"execution_batch_size": size}), rows) for size, rows in found], _BATCH)
+def _by(label: str, found: Mapping[Any, Times | Rows]) -> Samples:
+    return [(labels({label: name}), one) for name, one in sorted(found.items())]
 
 
 class _Family(NamedTuple):
-    """One metric of TensorFlow Serving. samples: returns its lines. about: its meaning, for the docs only."""
+    """One metric of TensorFlow Serving. about: its meaning, for the docs only."""
 
     kind: Kind
-    samples: Callable[[str, Counted], list[str]]
+    samples: Callable[[Counted], Samples]
     about: str
 
 
@@ -183,28 +134,56 @@ _BATCHING = ":tensorflow:serving:batching_session:"
 # Name of a metric -> its definition, sorted. Families without samples are written too, as in TensorFlow Serving.
 _FAMILIES: Mapping[str, _Family] = {
     ":tensorflow:core:graph_run_time_usecs": _Family(
-        "counter", _graph_time, "Microseconds that requests took in a graph."
+        "counter",
+        lambda counted: [("", round(sum(cell.run_times.seconds for cell in _graph_cells(counted)) * 1e6))],
+        "Microseconds that requests took in a graph.",
     ),
-    ":tensorflow:core:graph_runs": _Family("counter", _graph_runs, "Requests that a graph answered."),
-    _BATCHING + "input_batch_size": _Family("histogram", _input_rows, "Rows of each request that is batched."),
-    _BATCHING + "padding_size": _Family("histogram", _padding_rows, "Rows of each batch that are padding."),
-    _BATCHING + "processed_batch_size": _Family("histogram", _processed_rows, "Rows of each batch, padding included."),
+    ":tensorflow:core:graph_runs": _Family(
+        "counter",
+        lambda counted: [("", sum(cell.count for cell in _graph_cells(counted)))],
+        "Requests that a graph answered.",
+    ),
+    _BATCHING + "input_batch_size": _Family(
+        "histogram",
+        lambda counted: [("", counted.batches.arrived)] if any(counted.batches.arrived.counts) else [],
+        "Rows of each request that is batched.",
+    ),
+    _BATCHING + "padding_size": _Family(
+        "histogram",
+        lambda counted: _by("execution_batch_size", counted.batches.padding),
+        "Rows of each batch that are padding.",
+    ),
+    _BATCHING + "processed_batch_size": _Family(
+        "histogram",
+        lambda counted: [("", counted.batches.run)] if counted.batches.num_runs else [],
+        "Rows of each batch, padding included.",
+    ),
     _BATCHING + "queuing_latency": _Family(
-        "histogram", _queuing_latency, "Microseconds that requests waited for their batch."
+        "histogram",
+        lambda counted: _by("thread_pool_name", counted.batches.waits),
+        "Microseconds that requests waited for their batch.",
     ),
-    _BATCHING + "wrapped_run_count": _Family("counter", _wrapped_runs, "Batches."),
+    _BATCHING + "wrapped_run_count": _Family(
+        "counter", lambda counted: [("", counted.batches.num_runs)] if counted.batches.num_runs else [], "Batches."
+    ),
     ":tensorflow:serving:model_warmup_latency": _Family(
-        "histogram", _warmup_latency, "Microseconds that the replay of a version's warm-up requests took."
+        "histogram",
+        lambda counted: [(_warmup_labels(warmup), warmup.times) for warmup in counted.warmups],
+        "Microseconds that the replay of a version's warm-up requests took.",
     ),
     ":tensorflow:serving:model_warmup_records_read": _Family(
-        "counter", _warmup_records, "Warm-up requests that were replayed."
+        "counter",
+        lambda counted: [(_warmup_labels(warmup), warmup.records) for warmup in counted.warmups],
+        "Warm-up requests that were replayed.",
     ),
     ":tensorflow:serving:request_count": _Family("counter", _requests, "Requests to a signature, by canonical code."),
     ":tensorflow:serving:request_example_count_total": _Family(
-        "counter", _example_total, "Examples of Classify, Regress and MultiInference."
+        "counter",
+        lambda counted: [(labelled, rows.total) for labelled, rows in _examples(counted)],
+        "Examples of Classify, Regress and MultiInference.",
     ),
     ":tensorflow:serving:request_example_counts": _Family(
-        "histogram", _example_counts, "Examples of each Classify, Regress or MultiInference."
+        "histogram", _examples, "Examples of each Classify, Regress or MultiInference."
     ),
     ":tensorflow:serving:request_latency": _Family(
         "histogram",

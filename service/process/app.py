@@ -26,7 +26,7 @@ from service.graph.library import load_early
 from service.http.http_parts import ConsoleSources, HttpParts
 from service.loading.feature_lookups import CompileNative
 from service.loading.kept_files import HotRowsFiles, indexing_of
-from service.loading.loader import batching_of, create_load_rules
+from service.loading.loader import batching_of, load_rules_of, loader_of
 from service.loading.remote_tables import RemoteFilling, RemoteTables
 from service.loading.table_pages import mapped_bytes, paged_tables, table_pages, table_verification
 from service.loading.version_diffs import VersionDiffs
@@ -246,22 +246,27 @@ class App:
         )
         self._hot_rows = HotRowsFiles(settings.hot_rows_dir, self._registry.loaded)
         self._tracing = start_tracing(settings)
-        rules = create_load_rules(
-            settings,
-            self._metrics,
+        loader = replace(
+            loader_of(
+                settings,
+                paging.compile,
+                wake_follower=self._follower.wake,
+                origin_of=lambda model: self._models.origin(model),
+            ),
+            on_warmup=self._metrics.warmups.warmed_up,
             batching=batching,
+            paged_tables=paging.rule,
             pages=self._pages,
             verification=self._verification,
-            wake_follower=self._follower.wake,
-            compile_native=paging.compile,
             show_lookups=self._show_lookups,
-            open_store=None if self._stores is None else self._stores.open,
             open_remote=self._remote.open,
             hot_rows=self._hot_rows.read,
             fill_caches=RemoteFilling(self._clusters, _FILL_S, self._hot_rows.newest),
+        )
+        rules = replace(
+            load_rules_of(settings, loader),
+            open_store=None if self._stores is None else self._stores.open,
             on_list=self._remote.configure,
-            paged_tables=paging.rule,
-            origin_of=lambda model: self._models.origin(model),
         )
         diffs = VersionDiffs(self._registry.loaded, lambda model, version: self._models.folder(model, version))
         rules = diffs.gated(rules, settings.max_drift)

@@ -16,6 +16,7 @@ from service.loading.remote_tables import unserved_models
 from service.remote.address import remote_tables
 from service.versions.model_config import ClientFolders, ModelConfig, Origin, Specific, VersionPolicy, with_origin
 from service.versions.model_set import ModelSet
+from service.versions.threads import repeat
 from service.wire.config_protos import parse_config_text
 
 
@@ -145,5 +146,5 @@ class ModelLists:
         """Starts a thread that polls the --model_config_file, if the settings name a file and an interval above 0."""
         interval_s = self._settings.model_config_file_poll_wait_seconds
         if self._file is not None and interval_s > 0:
-            arguments = (partial(self.reload, origin="operator"), stop, interval_s)
-            threading.Thread(target=self._file.run, args=arguments, name="config-file", daemon=True).start()
+            reload = partial(self.reload, origin="operator")
+            repeat(partial(self._file.poll_once, reload), stop, interval_s, "config-file")

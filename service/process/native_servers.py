@@ -32,6 +32,7 @@ from service.observe.history import RecentRequests
 from service.observe.metrics import Metrics
 from service.process.bound_ports import BACKLOG, BoundPort, Ports, check_socket_path, grpc_port, http_port
 from service.process.resources import FreedMemory, in_own_thread, max_connections
+from service.versions.threads import repeat
 from service.wire.api import DEFAULT_MAX_TABLE_ROWS
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class NativeServers:
         if self._settings.grpc_socket_path:
             listeners["grpc"].append(Path(self._settings.grpc_socket_path))
         self._edge = self._open_edge(listeners)
-        threading.Thread(target=self._collect, name="native-statistics", daemon=True).start()
+        repeat(partial(self._collect, FreedMemory()), self._stop_collecting, _COLLECT_S, "native-statistics")
         self._sampled.start(self._edge)
         self._publish_health()
         return ports
@@ -194,14 +195,12 @@ class NativeServers:
         metrics.tls.handshakes_failed = lambda: statistics.counts.handshakes_failed
         return edge
 
-    def _collect(self) -> None:
-        # open() calls _open_edge(), which sets _statistics, before it starts this thread.
+    def _collect(self, freed: FreedMemory) -> None:
+        # open() calls _open_edge(), which sets _statistics, before it starts the thread that calls this.
         assert self._statistics is not None
-        freed = FreedMemory()
-        while not self._stop_collecting.wait(_COLLECT_S):
-            self._statistics.collect()
-            self._note_silence()
-            freed.look(self._statistics.connections, self._statistics.bytes_held_total)
+        self._statistics.collect()
+        self._note_silence()
+        freed.look(self._statistics.connections, self._statistics.bytes_held_total)
 
     def _note_silence(self) -> None:
         """Makes the server not ready while the core can not reach the control servers, and logs each change."""

@@ -24,7 +24,7 @@ from service.artifact.signature_def import read_signatures
 from service.configuration.settings import Settings
 from service.core.choice import has_core
 from service.core.native_servable import compile_native
-from service.errors import ServiceError
+from service.errors import ArtifactError, ServiceError
 from service.graph.savedmodel import open_savedmodel
 from service.graph.tower import TowerBackend
 from service.loading.feature_lookups import SingleFeature, core_lookups
@@ -152,10 +152,15 @@ class Trial:
             name: spec for name, spec in lookups.signatures.items() if name in names
         }
         predicts = {name: spec for name, spec in self.signatures.items() if name not in lookups.lookup_names}
-        graphs = open_savedmodel(artifact, tags, GraphThreads(1))
-        self._cut = cut_servable(artifact, manifest, lookups, predicts, tags)
-        self._whole = _compiled(Servable(_MODEL, 1, specs, dict.fromkeys(specs, graphs)), None)
         self._in_python = Graph(artifact, tags, GraphThreads(1))
+        whole: dict[str, Backend] = {}
+        try:
+            whole = dict.fromkeys(specs, open_savedmodel(artifact, tags, GraphThreads(1)))
+        except ArtifactError:
+            # The core lacks the ops of Python packages. A graph that Python can not open either has another fault.
+            self._in_python.open()
+        self._cut = cut_servable(artifact, manifest, lookups, predicts, tags)
+        self._whole = _compiled(Servable(_MODEL, 1, specs, whole), None)
 
     def __enter__(self) -> Trial:
         return self

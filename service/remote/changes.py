@@ -146,14 +146,12 @@ class TableChanges:
 
     Args:
       dtype: the table's.
-      fingerprint: of the version, all bytes.
     """
 
-    def __init__(self, layout: TableLayout, primaries: Primaries, dtype: str, fingerprint: bytes) -> None:
+    def __init__(self, layout: TableLayout, primaries: Primaries, dtype: str) -> None:
         self._layout = layout
         self._primaries = primaries
         self._dtype = dtype
-        self._fingerprint = fingerprint
         self._slot = slot_of(layout.record)
         self.listeners: list[Listener] = []
         self.on_heard: Callable[[float], None] | None = None

@@ -15,9 +15,9 @@ import numpy as np
 
 from service.errors import ServiceError, VersionNotFound
 from service.types import Array, ModelRef
-from service.versions.low_priority import low_priority_thread
 from service.versions.neighbors import Metric, Nearest, RowIndex, RowSearch, SearchedTable
 from service.versions.servable import Files, Servable
+from service.versions.threads import low_priority_thread
 
 logger = logging.getLogger(__name__)
 

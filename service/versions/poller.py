@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from service.versions.low_priority import lower_priority_of_loads
 from service.versions.model_folder import Scanned
 from service.versions.repository import ModelWatcher
+from service.versions.threads import lower_priority_of_loads
 
 # Seconds after which a running job counts as long, so that another thread takes its place.
 LONG_S = 0.2

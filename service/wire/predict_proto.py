@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from service.artifact.protos import message_class, tag, varint
+from service.artifact.protos import message_class
 from service.artifact.tensor_proto import MAX_SPREAD_ELEMENTS, decode_tensor, encode_tensor
 from service.errors import InvalidRequest
 from service.types import Array, ModelRef
@@ -90,49 +90,14 @@ def decode_response(data: bytes) -> dict[str, Array]:
 def encode_response(
     outputs: Mapping[str, Array], *, model: str, version: int, signature_name: str, as_content: bool = False
 ) -> bytes:
-    """Encodes outputs as a PredictResponse; the bytes of arrays are copied only once.
+    """Encodes outputs as a PredictResponse.
 
     Args:
       as_content: True puts the values into tensor_content, False into the `*_val` fields.
     """
-    pieces = response_pieces(
-        outputs, model=model, version=version, signature_name=signature_name, as_content=as_content
-    )
-    return b"".join(pieces)
-
-
-def response_pieces(
-    outputs: Mapping[str, Array], *, model: str, version: int, signature_name: str, as_content: bool
-) -> list[bytes | memoryview]:
-    """Encodes outputs as the pieces of a PredictResponse, which encode_response() joins."""
-    pieces: list[Any] = []
+    response = message_class("tensorflow.serving.PredictResponse")()
+    response.model_spec.name, response.model_spec.signature_name = model, signature_name
+    response.model_spec.version.value = version
     for name, array in outputs.items():
-        key = name.encode()
-        tensor = encode_tensor(name, array, as_content=as_content)
-        tensor_bytes = sum(map(len, tensor))
-        # An output is encoded as an entry {key = 1, value = 2} of the protobuf map PredictResponse.outputs, which is
-        # field 1.
-        head = tag(1, 2) + varint(len(key)) + key + tag(2, 2) + varint(tensor_bytes)
-        pieces += [tag(1, 2), varint(len(head) + tensor_bytes), head, *tensor]
-    spec = encode_model_spec(model, version, signature_name)
-    pieces += [tag(2, 2), varint(len(spec)), spec]
-    return pieces
-
-
-def encode_model_spec(model: str, version: int, signature_name: str) -> bytes:
-    name, signature = model.encode(), signature_name.encode()
-    # Field numbers of ModelSpec: name = 1, version = 2 (a message with value = 1), signature_name = 3.
-    value = tag(1, 0) + varint(version)
-    return b"".join(
-        (
-            tag(1, 2),
-            varint(len(name)),
-            name,
-            tag(2, 2),
-            varint(len(value)),
-            value,
-            tag(3, 2),
-            varint(len(signature)),
-            signature,
-        )
-    )
+        response.outputs[name].ParseFromString(b"".join(encode_tensor(name, array, as_content=as_content)))
+    return bytes(response.SerializeToString())

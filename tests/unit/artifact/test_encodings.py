@@ -326,12 +326,7 @@ def test_tensorflow_in_the_same_process_changes_nothing(tf: Any) -> None:
 
 @pytest.mark.tf
 def test_tensorflow_before_the_first_message_changes_nothing() -> None:
-    code = (
-        "from service.graph.library import import_tensorflow\n"
-        "import_tensorflow()\n"
-        "from tests.unit.artifact.test_encodings import exchanged\n"
-        "assert exchanged() == [2.5]\n"
-    )
+    code = "import tensorflow\nfrom tests.unit.artifact.test_encodings import exchanged\nassert exchanged() == [2.5]\n"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parents[3])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from service.configuration.config_files import ConfigFile, metrics_paths, models
 from service.configuration.settings import Settings
 from service.errors import ConfigConflict, InvalidRequest, ReloadFailed, ServiceError
 from service.versions.model_config import ModelConfig
+from service.versions.threads import repeat
 from service.wire.config_protos import PrometheusConfig
 from tests.conftest import Clock
 
@@ -185,7 +187,7 @@ def test_polling_goes_on_after_a_surprise_and_ends_when_told(world: World, caplo
         raise RuntimeError("surprise")
 
     world.write("b")
-    world.file.run(fail, Stop(), 7.0)
+    repeat(partial(world.file.poll_once, fail), Stop(), 7.0, "config-file").join()
     assert [record.getMessage() for record in caplog.records] == ["polling failed"] * 2
 
 

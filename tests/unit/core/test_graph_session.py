@@ -287,7 +287,7 @@ def test_a_servable_says_which_graphs_the_core_can_not_open(
     monkeypatch.setattr("service.graph.graph_session.find_core", lambda: found._replace(library="/no/such/library"))
     servable = load(whole_model(tf, tmp_path))
     assert isinstance(servable.backends["numbers"], SavedModelBackend)
-    assert servable.backends["numbers"].session.number is None
+    assert servable.backends["numbers"].session is None
     assert servable.can_not_run["numbers"] == "TensorFlow's C API can not open its graph"
     with pytest.raises(ValueError, match="Unknown"):
         native_answer(servable, "numbers", WHOLE["numbers"][0])

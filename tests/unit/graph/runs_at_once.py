@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from service.graph.flat_graph import flatten
-from service.graph.graph_session import DenseGraph, GraphSession
+from service.graph.graph_session import CoreSession, DenseGraph
 from service.graph.restoring import prepared, saved_tensors
 from service.graph.savedmodel import open_savedmodel
 from service.types import GraphThreads
@@ -30,7 +30,7 @@ def main(folder: Path, kind: str) -> None:
     meta_graph, _ = prepared(folder, SERVE)
     signatures = [one for one in meta_graph.signature_def.values() if "x" in one.inputs]
     outputs = [[info.name for info in one.outputs.values()] for one in signatures]
-    session: GraphSession
+    session: CoreSession
     if kind == "whole":
         backend = open_savedmodel(folder, SERVE, GraphThreads(1))
         session, fetched = backend.session, [backend.fetched(names)[0] for names in outputs]

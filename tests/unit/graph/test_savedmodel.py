@@ -351,7 +351,7 @@ def test_a_graph_with_functions_does_not_run_on_its_callers_thread_alone(tf: Any
 
 def test_graphs_flush_denormal_numbers_as_tensorflows_threads_do(tf: Any, tmp_path: Path) -> None:
     from service.graph.flat_graph import flatten
-    from service.graph.graph_session import DenseGraph, PythonSession
+    from service.graph.graph_session import DenseGraph
 
     # Denormal numbers, and numbers whose product with the kernel is denormal.
     numbers = np.array([[1e-39, -1e-39, 1.5], [2e-38, 3e-38, -1e-38]], np.float32)
@@ -373,7 +373,7 @@ def test_graphs_flush_denormal_numbers_as_tensorflows_threads_do(tf: Any, tmp_pa
     # TensorFlow's single-threaded executor runs this graph on the thread of its caller.
     assert b"SINGLE_THREADED_EXECUTOR" in program.config
     own = dense.open(tmp_path, {}, GraphThreads(1)).session
-    python = PythonSession(program)
+    python = dense.open_in_python(tmp_path, {})
     for found in (own.run(["y:0", "kept:0"], {"x:0": numbers}), python.run(["y:0", "kept:0"], {"x:0": numbers})):
         assert [array.tobytes() for array in found] == [array.tobytes() for array in wanted]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from service.graph import synchronous_ops
-from service.graph.graph_session import GraphError, PythonSession, make_program, prepare
+from service.graph.graph_session import GraphError, make_program
 from service.graph.library import find_core, op_definition
 from service.graph.restoring import prepared
 from service.graph.savedmodel import SavedModelBackend, open_savedmodel
@@ -146,20 +146,24 @@ def _outputs(backend: SavedModelBackend, names: tuple[str, Mapping[str, str]], x
     return [array.tobytes() for array in backend.session.call([given], *backend.fetched(outputs.values()))(x)]
 
 
-def test_a_graph_that_one_thread_may_run_gives_the_same_bits(synchronous: Path) -> None:
+def test_a_graph_that_one_thread_may_run_gives_the_same_bits(tf: Any, synchronous: Path) -> None:
     meta_graph, steps = prepared(synchronous, SERVE)
     program = make_program(meta_graph.graph_def, steps, GraphThreads(1))
     # As it is saved, the graph calls functions.
     assert not _has_own_thread(program.config)
-    whole = PythonSession(program)
-    prepare(whole, program)
+    v1, graph = tf.compat.v1, tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(v1.GraphDef.FromString(program.graph_def), name="")
+    whole = v1.Session(graph=graph, config=v1.ConfigProto.FromString(program.config))
+    for operation, feeds in program.steps:
+        whole.run(graph.get_operation_by_name(operation), dict(feeds))
     backend = _opened(synchronous)
     assert _has_own_thread(backend.session.config)
     for signature, (given, outputs) in _names(synchronous).items():
-        wanted = [array.tobytes() for array in whole.call([given], [*outputs.values()])(X)]
+        wanted = [array.tobytes() for array in whole.run([*outputs.values()], {given: X})]
         assert _outputs(backend, (given, outputs), X) == wanted, signature
         for key, name in outputs.items():
-            (alone,) = whole.call([given], [name])(X)
+            alone = whole.run(name, {given: X})
             assert _outputs(backend, (given, {key: name}), X) == [alone.tobytes()], (signature, key)
     whole.close()
     backend.close()

@@ -50,7 +50,7 @@ def test_the_time_of_an_unfinished_upsert_does_not_count_until_its_rows_are_told
     cluster, heard_s = _Cluster(), [0.0]
     monkeypatch.setattr(changes, "time", cluster)
     monkeypatch.setattr(changes, "os", SimpleNamespace(urandom=bytes))
-    follower = TableChanges(LAYOUT, cast("Primaries", cluster), "float32", b"f" * 32)
+    follower = TableChanges(LAYOUT, cast("Primaries", cluster), "float32")
     follower.on_heard = heard_s.append
     follower.begin(101)
 
@@ -76,7 +76,7 @@ def test_the_time_of_an_unfinished_upsert_does_not_count_until_its_rows_are_told
 def test_a_damaged_upsert_changes_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, heard_s = _Cluster(), [0.0]
     monkeypatch.setattr(changes, "time", cluster)
-    follower = TableChanges(LAYOUT, cast("Primaries", cluster), "float32", b"f" * 32)
+    follower = TableChanges(LAYOUT, cast("Primaries", cluster), "float32")
     follower.on_heard = heard_s.append
     follower.begin(101)
     cluster.held = {"7": UPSERT[:-1]}

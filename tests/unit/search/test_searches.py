@@ -22,7 +22,6 @@ from service.native_tables import core_tables
 from service.search.neighbor_indexes import BuildIndex, Indexing
 from service.tables.row_index import build_index, tune_index
 from service.types import Array, ModelRef
-from service.versions import low_priority
 from service.versions.neighbors import Named, NeighborAnswer, NeighborLimits, NeighborQuery
 from tests.conftest import Clock, RecordingObserver, serving
 from tests.integration.process import PATIENCE_S, until
@@ -157,7 +156,7 @@ ROWS = 4000
 def _usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     # Index builds run at normal priority here: on a busy machine, a thread of low priority gets a hundredth of a
     # processor or less.
-    monkeypatch.setattr(low_priority, "_NICENESS", 0)
+    monkeypatch.setattr("service.versions.threads._NICENESS", 0)
 
 
 def write_large(folder: Path, seed: int) -> np.ndarray:

@@ -1,10 +1,34 @@
-"""Lowers the priority of threads, for work that must not slow requests down."""
+"""Starts threads for work beside the requests: work that is repeated, and work of low priority."""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+
+logger = logging.getLogger(__name__)
+
+
+def repeat(
+    work: Callable[[], object], stop: threading.Event, interval_s: float | Callable[[], float], name: str
+) -> threading.Thread:
+    """Starts a thread that calls `work` after each interval, until `stop` is set; returns the thread."""
+
+    def run() -> None:
+        while not stop.wait(interval_s() if callable(interval_s) else interval_s):
+            try:
+                work()
+            except Exception:
+                # An error must not end this thread: without it, no change of a file would have an effect any more, and
+                # nobody would notice.
+                logger.exception("polling failed", extra={"task": name})
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
 
 # What is added to the niceness of a low-priority thread: threads that answer requests get the processors first.
 _NICENESS = 15
