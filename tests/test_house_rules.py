@@ -261,12 +261,14 @@ MAY_IMPORT: dict[str, Row] = {
         _TRAINED | {f"model_export.{name}" for name in ("adoption.spec", "exporter", "graphs", "parity")},
         {"h5py", "numpy", "pyarrow", "tensorstore"},
     ),
+    # The report is written as JSON as a comparison of versions is.
     "model_export.report": Row(
         _SHARED
         | {
             f"model_export.{name}"
             for name in ("compaction", "folder_checks", "graphs", "parity", "row_names", "statistics")
-        },
+        }
+        | {"service.comparison.document"},
         {"numpy", "google.protobuf", "pydantic", "tqdm"},
     ),
     # model_export.diff compares two versions with the same code as the server's check for drift.
@@ -319,7 +321,7 @@ MAY_IMPORT: dict[str, Row] = {
         }
         | {"movielens.commands"}
     ),
-    "model_export.commands": Row(_SHARED | {"model_export", "movielens.commands"}, {"numpy", "tqdm"}),
+    "model_export.commands": Row(_SHARED | {"model_export", "movielens.commands"}, {"numpy"}),
     "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),
 }
 # The table of what each folder of the Rust core, or file outside of folders, may use of the others; a row names only
