@@ -21,8 +21,8 @@ from model_export.errors import ExportError
 from model_export.export_config import EXPORT_FLAGS, ExportConfig, read_config, run_config
 from model_export.exporter.versions import new_version_folder
 from model_export.folder_checks import StoreUri, check_run, check_saved_model, is_keras_file
+from model_export.graphs.source import VARIABLES_PREFIX
 from model_export.importers.import_tables import serve_command
-from model_export.parity.integrity import VARIABLES_PREFIX
 from model_export.report.commands import inspect, shown_rows, verify
 from movielens.commands import DEFAULT_MODELS, DEFAULT_RUN, demo, fetch, train
 from service.artifact.bundle import read_bundle

@@ -221,9 +221,9 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.statistics": Row(_TRAINED | {"model_export.training"}, {"numpy"}),
     # Its modules answer as the server does, in its native core, and run parts of an artifact's graph.
     "model_export.answers": Row(
-        _FORMATS
+        _TRAINED
         | {"model_export.graphs", "service.versions.servable", "service.graph", "service.process.trial"}
-        | {"service.reference.models", "service.tables.backend", "service.wire.predict_proto"},
+        | {f"service.{name}" for name in ("reference.models", "tables.backend", "tables.table", "wire.predict_proto")},
         {"numpy", "tensorflow"},
     ),
     # The oracle computes lookups with formulas and readers of its own, so of the server it may import only the file
@@ -247,10 +247,10 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     "model_export.adoption": Row(
         _TRAINED
-        | {f"model_export.{name}" for name in ("exporter", "folder_checks", "graphs", "parity")}
+        | {f"model_export.{name}" for name in ("answers", "exporter", "folder_checks", "graphs", "parity")}
         # Adoption finds lookups with the server's own code for cutting graphs, so that the server can cut all that
         # adoption found.
-        | {"service.graph", "service.tables.table"}
+        | {"service.graph"}
         # Adoption serves the model that it described with process.trial, and times the answers.
         | {"service.process.trial"},
         {"numpy", "tensorflow"},

@@ -20,7 +20,6 @@ import numpy as np
 
 from model_export.adoption.discovery import Discovery, discover
 from model_export.adoption.keras_saving import load_keras, saved
-from model_export.adoption.opened_graph import OpenedGraph
 from model_export.adoption.plan import (
     AdoptPlan,
     Unproven,
@@ -31,16 +30,16 @@ from model_export.adoption.plan import (
 )
 from model_export.adoption.spec import Names, read_names, read_spec
 from model_export.adoption.summary import Served, summary_lines
+from model_export.answers.opened_graph import OpenedGraph
 from model_export.errors import ExportError
 from model_export.exporter.artifact import add_extra_files, base_provenance
 from model_export.exporter.versions import LabelSource, finish, new_version_folder
 from model_export.folder_checks import is_keras_file
 from model_export.graphs.added_lookups import add_lookups, write_graph
 from model_export.graphs.signature_runner import read_signature_inputs
-from model_export.graphs.source import SIGNATURE_OF_DEVICE, lookup_entry
+from model_export.graphs.source import SIGNATURE_OF_DEVICE, VARIABLES_PREFIX, lookup_entry
 from model_export.parity.comparison import Disagreements
 from model_export.parity.integrity import (
-    VARIABLES_PREFIX,
     file_sizes,
     saved_rows,
     table_entry,

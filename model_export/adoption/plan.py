@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from model_export.adoption.discovery import Discovery
-from model_export.adoption.opened_graph import OpenedGraph
 from model_export.adoption.spec import AdoptSpec, FittingSignature
+from model_export.answers.opened_graph import OpenedGraph
 from model_export.errors import ExportError
 from model_export.graphs.signature_runner import InputInfo
 from model_export.graphs.source import DEFAULT_BATCH_SIZES, lookup_entry

@@ -15,8 +15,8 @@ from typing import Any
 
 from model_export.adoption.key_evaluation import Evaluation
 from model_export.adoption.key_graph import FORMS, NO_PART, Form, Known, NotHere, NotRead, Within
-from model_export.adoption.opened_graph import Read, SignatureGraph
 from model_export.adoption.roles import Roles
+from model_export.answers.opened_graph import Read, SignatureGraph
 from service.graph.flat_graph import node_of
 from service.types import Array
 

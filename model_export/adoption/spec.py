@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from model_export.errors import ExportError
-from model_export.graphs.source import DEFAULT_BATCH_SIZES, lookup_devices
+from model_export.graphs.source import ADOPTED_DTYPES, DEFAULT_BATCH_SIZES, lookup_devices
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from service.artifact.bundle import BundleEntry
 from service.artifact.dict_vocabulary import vocabulary_lines
@@ -85,8 +85,6 @@ def _plain(path: str) -> str:
 
 _FEATURE_KEYS = tuple(one.name for one in fields(FeatureSpec) if one.name not in ("name", "sends_rows"))
 _VOCABULARY_KEYS = ("file", "first_id", "oov_id", "num_oov_buckets", "on_oov")
-# Dtypes of the variables that adopt takes for tables, with a spec and without.
-TABLE_DTYPES = ("float32", "float16", "bfloat16", "float64")
 _T = TypeVar("_T")
 
 
@@ -175,7 +173,7 @@ def read_spec(path: Path, variables: Mapping[str, BundleEntry]) -> AdoptSpec:
     return AdoptSpec(model, keys, fitting, added, sizes)
 
 
-def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Collection[str] = TABLE_DTYPES) -> str:
+def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Collection[str] = ADOPTED_DTYPES) -> str:
     """Returns the checkpoint key of the one matrix whose key equals `name` or ends in it.
 
     Raises:
@@ -195,7 +193,7 @@ def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Co
     raise ExportError(f"variable {name!r} {problem}\nCandidates:\n" + "\n".join(candidate_lines(variables)))
 
 
-def is_table(entry: BundleEntry, dtypes: Collection[str] = TABLE_DTYPES) -> bool:
+def is_table(entry: BundleEntry, dtypes: Collection[str] = ADOPTED_DTYPES) -> bool:
     """Says whether a variable is a matrix of one of the dtypes; by default, of those that adopt takes for tables."""
     return entry.dtype in dtypes and len(entry.shape) == 2
 

@@ -40,6 +40,7 @@ from model_export.graphs.reduced_table import (
 )
 from model_export.graphs.source import (
     SIGNATURE_OF_DEVICE,
+    VARIABLES_PREFIX,
     ExportSource,
     LookupPlan,
     SavedParts,
@@ -47,7 +48,7 @@ from model_export.graphs.source import (
     predict_entry,
     tensor_features,
 )
-from model_export.parity.integrity import VARIABLES_PREFIX, file_sizes, table_chunks, table_entry, with_nonfinite
+from model_export.parity.integrity import file_sizes, table_chunks, table_entry, with_nonfinite
 from model_export.parity.saved_table import read_scales
 from model_export.parity.verify import check_parity
 from model_export.spec.features import ModelSpec, TableSpec

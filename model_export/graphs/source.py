@@ -33,6 +33,10 @@ EXAMPLES_INPUT = "examples"
 DEFAULT_BATCH_SIZES = (1, 8, 64, 512)
 # Path in the artifact of the file with recorded requests and the trained model's answers.
 RECORDED_PATH = "assets.extra/recorded_predictions"
+# Path in the artifact of its checkpoint, without ".index".
+VARIABLES_PREFIX = "variables/variables"
+# Dtypes of the variables that adopt takes for tables, with a spec and without.
+ADOPTED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 def lookup_devices(lookup_device: Any) -> tuple[LookupDevice, ...]:

@@ -33,7 +33,7 @@ from model_export.exporter.versions import (
     new_version_folder,
 )
 from model_export.graphs.reduced_table import REDUCED_KEY, chosen_dtypes
-from model_export.graphs.source import LOOKUP, lookup_entry
+from model_export.graphs.source import LOOKUP, VARIABLES_PREFIX, lookup_entry
 from model_export.importers.address import Address
 from model_export.importers.formats import open_table
 from model_export.importers.table_copy import (
@@ -47,7 +47,7 @@ from model_export.importers.table_copy import (
 )
 from model_export.importers.table_reader import Keys, with_keys
 from model_export.parity.comparison import ParityReport
-from model_export.parity.integrity import NONFINITE_KEY, VARIABLES_PREFIX, file_sizes
+from model_export.parity.integrity import NONFINITE_KEY, file_sizes
 from model_export.spec.features import ModelSpec, cut_spec
 from service.artifact.dict_vocabulary import lines_of
 from service.artifact.manifest import LookupFeature, Manifest, TableEntry, TableScale

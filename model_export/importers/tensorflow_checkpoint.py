@@ -18,10 +18,10 @@ import numpy as np
 
 from model_export.adoption.spec import candidate_lines, find_variable, is_table
 from model_export.errors import ExportError
+from model_export.graphs.source import VARIABLES_PREFIX
 from model_export.importers.address import Address
 from model_export.importers.matrix_files import NUMBERS, RawMatrix
 from model_export.importers.table_reader import Chunk, Errors, TableReader, decoded, option, rows_per_chunk
-from model_export.parity.integrity import VARIABLES_PREFIX
 from service.artifact.bundle import BundleEntry, read_bundle, read_varint
 from service.artifact.hashes import crc32c_of, masked
 from service.types import Array
