@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
@@ -33,7 +32,7 @@ from model_export.adoption.summary import Served, summary_lines
 from model_export.answers.opened_graph import OpenedGraph
 from model_export.errors import ExportError
 from model_export.exporter.artifact import add_extra_files, base_provenance
-from model_export.exporter.versions import LabelSource, finish, new_version_folder
+from model_export.exporter.versions import LabelSource, finish, new_version_folder, temporary_folder
 from model_export.folder_checks import is_keras_file
 from model_export.graphs.added_lookups import add_lookups, write_graph
 from model_export.graphs.signature_runner import read_signature_inputs
@@ -182,10 +181,7 @@ def adopt(
         provenance = {**base_provenance(int(target.name), clock()), ADOPTED_FROM: folder.name}
         if unproven:
             provenance["unproven"] = sorted(f"{one.signature}/{one.feature}" for one in unproven)
-        is_new = not base.exists()
-        base.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
-        try:
+        with temporary_folder(base) as temporary:
             say("copying the SavedModel")
             artifact = temporary / target.name
             shutil.copytree(folder, artifact)
@@ -195,10 +191,6 @@ def adopt(
             manifest, served = copy.described(say, measure=measure)
             manifest = with_nonfinite(artifact, manifest, allow=allow_nonfinite)
             finish(artifact, manifest, target, labels)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if is_new and not any(base.iterdir()):
-                base.rmdir()
     for line in summary_lines(plan, served):
         say(line)
     return target

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
-import tempfile
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +29,7 @@ from model_export.exporter.versions import (
     LabelSource,
     finish,
     new_version_folder,
+    temporary_folder,
 )
 from model_export.graphs.reduced_table import REDUCED_KEY, chosen_dtypes
 from model_export.graphs.source import LOOKUP, VARIABLES_PREFIX, lookup_entry
@@ -110,18 +109,9 @@ def import_tables(
         )
         for name, source in tables.items()
     ]
-    made_base = not base.exists()
-    base.mkdir(parents=True, exist_ok=True)
-    # The temporary folder is on the target's file system, so that renaming it is atomic. The folder's name is no
-    # number, so no server loads it as a version.
-    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
-    try:
+    with temporary_folder(base) as temporary:
         copied = _copied(copies, keys or {}, temporary, progress or (lambda _: lambda done, total: None))
         _finish(temporary, target, model_spec(copied, chosen, policies), copied, labels, clock())
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if made_base and not any(base.iterdir()):
-            base.rmdir()
     return target
 
 
