@@ -47,6 +47,7 @@ from model_export.graphs.source import (
     lookup_entry,
     predict_entry,
     tensor_features,
+    vocabulary_entry,
 )
 from model_export.parity.integrity import file_sizes, table_chunks, table_entry, with_nonfinite
 from model_export.parity.saved_table import read_scales
@@ -61,7 +62,6 @@ from service.artifact.manifest import (
     Manifest,
     SignatureEntry,
     TableEntry,
-    VocabularyEntry,
 )
 from service.types import SCALED_DTYPES, packed_dim, saved_dtype, stored_columns
 
@@ -99,15 +99,7 @@ def build_manifest(
         features={f.name: FeatureEntry(f.table, f.name if f.vocabulary else None) for f in spec.features},
         signatures=signatures,
         vocabularies={
-            f.name: VocabularyEntry(
-                file=vocabulary_file(f.name),
-                size=len(f.vocabulary.keys),
-                first_id=f.vocabulary.first_id,
-                oov_id=f.vocabulary.oov_id,
-                num_oov_buckets=f.vocabulary.num_oov_buckets,
-                on_oov=f.vocabulary.on_oov,
-                key_dtype=f.vocabulary.key_dtype,
-            )
+            f.name: vocabulary_entry(f.vocabulary, vocabulary_file(f.name))
             for f in spec.features
             if f.vocabulary is not None
         },

@@ -20,8 +20,8 @@ from typing import Any, Literal, Protocol, get_args
 
 from model_export.errors import ExportError
 from model_export.graphs.reduced_table import ReducedTable
-from model_export.spec.features import FeatureSpec, ModelSpec
-from service.artifact.manifest import LookupDevice, LookupFeature, SignatureEntry
+from model_export.spec.features import FeatureSpec, ModelSpec, VocabularySpec
+from service.artifact.manifest import LookupDevice, LookupFeature, SignatureEntry, VocabularyEntry
 from service.types import Array
 
 LOOKUP = "lookup"
@@ -166,6 +166,18 @@ def predict_entry(spec: ModelSpec, features: Sequence[str], inputs: Sequence[str
         weights = feature.weights_input if feature.weights_input in inputs else None
         entries[feature.name] = _feature(spec, feature, weights=weights, output=None)
     return SignatureEntry("predict", entries)
+
+
+def vocabulary_entry(words: VocabularySpec, file: str) -> VocabularyEntry:
+    return VocabularyEntry(
+        file=file,
+        size=len(words.keys),
+        first_id=words.first_id,
+        oov_id=words.oov_id,
+        num_oov_buckets=words.num_oov_buckets,
+        on_oov=words.on_oov,
+        key_dtype=words.key_dtype,
+    )
 
 
 def tensor_features(signature: PredictSignature) -> tuple[str, ...]:
