@@ -203,15 +203,11 @@ def _twin_parity(
 ) -> ParityReport:
     from model_export.parity.verify import check_parity
 
-    cut = cut_tables(tables, COMPARED_ROWS)
+    cut = [replace(table, vocabulary_size=min(COMPARED_ROWS, table.vocabulary_size)) for table in tables]
     copy_first_rows(artifact, manifest, cut, twin / VARIABLES_PREFIX)
     small = twin / "1"
     described = _saved(small, (twin / VARIABLES_PREFIX).parent, cut_spec(spec, COMPARED_ROWS), cut, {})
     return check_parity(small, described)
-
-
-def cut_tables(tables: Sequence[CopiedTable], rows: int) -> list[CopiedTable]:
-    return [replace(table, vocabulary_size=min(rows, table.vocabulary_size)) for table in tables]
 
 
 def copy_first_rows(artifact: Path, manifest: Manifest, tables: Sequence[CopiedTable], prefix: Path) -> None:
