@@ -15,8 +15,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from model_export.adoption.discovery import Discovery, discover
 from model_export.adoption.keras_saving import load_keras, saved
 from model_export.adoption.plan import (
@@ -32,24 +30,18 @@ from model_export.adoption.summary import Served, summary_lines
 from model_export.answers.opened_graph import OpenedGraph
 from model_export.errors import ExportError
 from model_export.exporter.artifact import add_extra_files, base_provenance
+from model_export.exporter.bundle_writer import BundleWriter
 from model_export.exporter.versions import LabelSource, finish, new_version_folder, temporary_folder
 from model_export.folder_checks import is_keras_file
 from model_export.graphs.added_lookups import add_lookups, write_graph
 from model_export.graphs.signature_runner import read_signature_inputs
 from model_export.graphs.source import SIGNATURE_OF_DEVICE, VARIABLES_PREFIX, lookup_entry
 from model_export.parity.comparison import Disagreements
-from model_export.parity.integrity import (
-    file_sizes,
-    saved_rows,
-    table_entry,
-    with_nonfinite,
-)
+from model_export.parity.integrity import file_sizes, saved_rows, table_entry, with_nonfinite
 from model_export.parity.verify import check_parity
-from model_export.tensorflow_setup import tf
 from service.artifact.bundle import BundleEntry, read_bundle
 from service.artifact.manifest import ADOPTED_FROM, MANIFEST_PATH, UNWEIGHTED, LookupFeature, Manifest, SignatureEntry
 from service.errors import did_you_mean
-from service.types import Array
 
 
 def names_text(found: Discovery) -> str:
@@ -362,19 +354,6 @@ def _write_whole_tables(
             if any(part.start[1] or part.entry.shape[1] != entry.shape[1] for part in entry.slices):
                 raise ExportError(f"table {table!r} is saved in parts by columns; only parts by rows can be adopted")
             index[table] = f"assets.extra/table_{table}"
-            (artifact / "assets.extra").mkdir(exist_ok=True)
-            tf.raw_ops.SaveV2(
-                prefix=str(artifact / index[table]),
-                tensor_names=[key],
-                shape_and_slices=[""],
-                tensors=[tf.constant(_joined(entry))],
-            )
+            with BundleWriter(artifact / index[table]) as writer:
+                writer.add(key, entry.dtype, (saved_rows(part, 0, part.shape[0]) for _, part in entry.slices))
     return index
-
-
-def _joined(entry: BundleEntry) -> Array:
-    whole = np.empty(entry.shape, entry.dtype)
-    for part in entry.slices:
-        rows = part.entry.shape[0]
-        whole[part.start[0] : part.start[0] + rows] = saved_rows(part.entry, 0, rows)
-    return whole

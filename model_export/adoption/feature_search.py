@@ -21,14 +21,7 @@ from model_export.answers.opened_graph import Probe, Read, SignatureGraph
 from model_export.exporter.summations import order_of
 from model_export.parity.comparison import rows_of_other_bits
 from model_export.parity.oracle import Keys, RefusedError
-from service.artifact.manifest import (
-    UNWEIGHTED,
-    Combiner,
-    EmptyRowPolicy,
-    LookupFeature,
-    Summation,
-    TrailingRowPolicy,
-)
+from service.artifact.manifest import UNWEIGHTED, Combiner, EmptyRowPolicy, LookupFeature, Summation, TrailingRowPolicy
 from service.errors import InvalidRequest
 from service.graph.probes import is_same_sum
 from service.process.trial import lookup_of

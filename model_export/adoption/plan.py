@@ -14,14 +14,7 @@ from model_export.graphs.signature_runner import InputInfo
 from model_export.graphs.source import DEFAULT_BATCH_SIZES, lookup_entry, vocabulary_entry
 from model_export.parity.oracle import Keys
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
-from service.artifact.manifest import (
-    FeatureEntry,
-    GraphRun,
-    LookupDevice,
-    LookupFeature,
-    SignatureEntry,
-    Summation,
-)
+from service.artifact.manifest import FeatureEntry, GraphRun, LookupDevice, LookupFeature, SignatureEntry, Summation
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -179,7 +180,7 @@ def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Co
     Raises:
       ExportError: no variable fits, or several do; the message lists all candidates.
     """
-    plain = {key: key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for key in variables}
+    plain = {key: key.removesuffix(_ATTRIBUTE) for key in variables}
     exact = [key for key, short in plain.items() if name in (key, short)]
     found = exact or [key for key, short in plain.items() if short.endswith("/" + name)]
     if len(found) == 1 and is_table(variables[found[0]], dtypes):
@@ -202,10 +203,7 @@ def candidate_lines(variables: Mapping[str, BundleEntry]) -> list[str]:
     """Lists name, shape and dtype of numeric variables, one per line: possible tables first, then by falling size."""
 
     def order(item: tuple[str, BundleEntry]) -> tuple[bool, int]:
-        size = 1
-        for length in item[1].shape:
-            size *= length
-        return not is_table(item[1]), -size
+        return not is_table(item[1]), -math.prod(item[1].shape)
 
     lines = []
     for key, entry in sorted(variables.items(), key=order):

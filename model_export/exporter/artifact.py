@@ -29,15 +29,8 @@ from model_export.exporter.versions import (
     new_version_folder,
     temporary_folder,
 )
-from model_export.graphs.reduced_table import (
-    REDUCED_KEY,
-    ReducedTable,
-    TableDtype,
-    chosen_dtypes,
-)
-from model_export.graphs.reduced_table import (
-    reduced as reduced_table,
-)
+from model_export.graphs.reduced_table import REDUCED_KEY, ReducedTable, TableDtype, chosen_dtypes
+from model_export.graphs.reduced_table import reduced as reduced_table
 from model_export.graphs.source import (
     SIGNATURE_OF_DEVICE,
     VARIABLES_PREFIX,
@@ -55,14 +48,7 @@ from model_export.parity.verify import check_parity
 from model_export.spec.features import ModelSpec, TableSpec
 from model_export.tensorflow_setup import tf
 from service.artifact.bundle import read_bundle
-from service.artifact.manifest import (
-    MANIFEST_PATH,
-    FeatureEntry,
-    LookupDevice,
-    Manifest,
-    SignatureEntry,
-    TableEntry,
-)
+from service.artifact.manifest import MANIFEST_PATH, FeatureEntry, LookupDevice, Manifest, SignatureEntry, TableEntry
 from service.types import SCALED_DTYPES, packed_dim, saved_dtype, stored_columns
 
 
