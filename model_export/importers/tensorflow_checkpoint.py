@@ -212,7 +212,11 @@ def _open_variable(name: str, variables: Mapping[str, BundleEntry], hash_table_l
     parts = tuple((part.start, _matrix(part.entry)) for part in entry.slices) or (((0, 0), _matrix(entry)),)
     for part_entry in (part.entry for part in entry.slices) if entry.slices else (entry,):
         _check_file(part_entry, name)
-    return parts[0][1] if len(parts) == 1 else Rows(entry.shape[0], partial(_joined, *entry.shape, parts))
+    return (
+        parts[0][1]
+        if len(parts) == 1
+        else Rows(entry.shape[0], partial(_joined, entry.shape[0], entry.shape[1], parts))
+    )
 
 
 def _check_file(entry: BundleEntry, name: str) -> None:
