@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from model_export.adoption.spec import read_names, read_spec
 from model_export.compaction.compact import compact
@@ -22,9 +21,9 @@ from model_export.errors import ExportError
 from model_export.export_config import EXPORT_FLAGS, ExportConfig, read_config, run_config
 from model_export.exporter.versions import new_version_folder
 from model_export.folder_checks import StoreUri, check_run, check_saved_model, is_keras_file
+from model_export.graphs.source import VARIABLES_PREFIX
 from model_export.importers.import_tables import serve_command
-from model_export.parity.integrity import VARIABLES_PREFIX
-from model_export.report.commands import inspect, rows_shown, verify
+from model_export.report.commands import inspect, shown_rows, verify
 from movielens.commands import DEFAULT_MODELS, DEFAULT_RUN, demo, fetch, train
 from service.artifact.bundle import read_bundle
 from service.artifact.manifest import Manifest
@@ -135,7 +134,7 @@ def _import(arguments: argparse.Namespace) -> None:
     from model_export.importers.import_tables import import_summary, import_tables
 
     named = {option: _once(option, getattr(arguments, option)) for option in ("table", "feature", "keys", "oov")}
-    with tqdm(unit="row", unit_scale=True, mininterval=0.5, disable=None, leave=False) as bar:
+    with shown_rows() as shown:
         artifact = import_tables(
             arguments.out,
             named["table"],
@@ -146,7 +145,7 @@ def _import(arguments: argparse.Namespace) -> None:
             version=arguments.version,
             allow_nonfinite=arguments.allow_nonfinite,
             labels=_once("labels", arguments.labels or []),
-            progress=rows_shown(bar),
+            progress=shown,
         )
     say(f"imported and verified: {artifact}")
     for line in import_summary(artifact, str(arguments.store_uri or arguments.out)):
@@ -167,7 +166,7 @@ def _delta(arguments: argparse.Namespace) -> None:
 
 
 def _fold(arguments: argparse.Namespace) -> None:
-    with tqdm(unit="row", unit_scale=True, leave=False, disable=None, file=sys.stderr) as bar:
+    with shown_rows() as shown:
         artifact = compact(
             arguments.artifact,
             arguments.out,
@@ -176,7 +175,7 @@ def _fold(arguments: argparse.Namespace) -> None:
             without_journal=arguments.without_journal,
             skip_refused=arguments.skip_refused,
             table_dtype=arguments.table_dtype,
-            progress=rows_shown(bar),
+            progress=shown,
         )
     manifest = Manifest.read(artifact)
     if manifest is not None and arguments.table_dtype is not None:

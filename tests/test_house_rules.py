@@ -220,9 +220,9 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.statistics": Row(_TRAINED | {"model_export.training"}, {"numpy"}),
     # Its modules answer as the server does, in its native core, and run parts of an artifact's graph.
     "model_export.answers": Row(
-        _FORMATS
+        _TRAINED
         | {"model_export.graphs", "service.versions.servable", "service.graph", "service.process.trial"}
-        | {"service.reference.models", "service.tables.backend", "service.wire.predict_proto"},
+        | {f"service.{name}" for name in ("reference.models", "tables.backend", "tables.table", "wire.predict_proto")},
         {"numpy", "tensorflow"},
     ),
     # The oracle computes lookups with formulas and readers of its own, so of the server it may import only the file
@@ -246,10 +246,10 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     "model_export.adoption": Row(
         _TRAINED
-        | {f"model_export.{name}" for name in ("exporter", "folder_checks", "graphs", "parity")}
+        | {f"model_export.{name}" for name in ("answers", "exporter", "folder_checks", "graphs", "parity")}
         # Adoption finds lookups with the server's own code for cutting graphs, so that the server can cut all that
         # adoption found.
-        | {"service.graph", "service.tables.table"}
+        | {"service.graph"}
         # Adoption serves the model that it described with process.trial, and times the answers.
         | {"service.process.trial"},
         {"numpy", "tensorflow"},
@@ -260,12 +260,14 @@ MAY_IMPORT: dict[str, Row] = {
         _TRAINED | {f"model_export.{name}" for name in ("adoption.spec", "exporter", "graphs", "parity")},
         {"h5py", "numpy", "pyarrow", "tensorstore"},
     ),
+    # The report is written as JSON as a comparison of versions is.
     "model_export.report": Row(
         _SHARED
         | {
             f"model_export.{name}"
             for name in ("compaction", "folder_checks", "graphs", "parity", "row_names", "statistics")
-        },
+        }
+        | {"service.comparison.document"},
         {"numpy", "google.protobuf", "pydantic", "tqdm"},
     ),
     # model_export.diff compares two versions with the same code as the server's check for drift.
@@ -318,7 +320,7 @@ MAY_IMPORT: dict[str, Row] = {
         }
         | {"movielens.commands"}
     ),
-    "model_export.commands": Row(_SHARED | {"model_export", "movielens.commands"}, {"numpy", "tqdm"}),
+    "model_export.commands": Row(_SHARED | {"model_export", "movielens.commands"}, {"numpy"}),
     "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),
 }
 # The table of what each folder of the Rust core, or file outside of folders, may use of the others; a row names only

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model_export.parity.integrity import VARIABLES_PREFIX, file_sizes, table_entry
+from model_export.graphs.source import VARIABLES_PREFIX
+from model_export.parity.integrity import file_sizes, table_entry
 from service.artifact.bundle import read_bundle
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.types import Array

@@ -26,12 +26,12 @@ from model_export.graphs.source import (
     PREDICT,
     PREDICT_EXAMPLES,
     RATING_OUTPUT,
+    VARIABLES_PREFIX,
     LookupPlan,
     PredictSignature,
     SavedParts,
 )
 from model_export.graphs.tpu_graph import add_tpu_meta_graph, tpu_call
-from model_export.parity.integrity import VARIABLES_PREFIX
 from model_export.spec.features import FeatureSpec, ModelSpec, cut_spec
 from model_export.tensorflow_setup import tf
 from movielens.checkpoint_rows import CheckpointRows

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
@@ -16,11 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from model_export.adoption.discovery import Discovery, discover
 from model_export.adoption.keras_saving import load_keras, saved
-from model_export.adoption.opened_graph import OpenedGraph
 from model_export.adoption.plan import (
     AdoptPlan,
     Unproven,
@@ -31,27 +27,21 @@ from model_export.adoption.plan import (
 )
 from model_export.adoption.spec import Names, read_names, read_spec
 from model_export.adoption.summary import Served, summary_lines
+from model_export.answers.opened_graph import OpenedGraph
 from model_export.errors import ExportError
 from model_export.exporter.artifact import add_extra_files, base_provenance
-from model_export.exporter.versions import LabelSource, finish, new_version_folder
+from model_export.exporter.bundle_writer import BundleWriter
+from model_export.exporter.versions import LabelSource, finish, new_version_folder, temporary_folder
 from model_export.folder_checks import is_keras_file
 from model_export.graphs.added_lookups import add_lookups, write_graph
 from model_export.graphs.signature_runner import read_signature_inputs
-from model_export.graphs.source import SIGNATURE_OF_DEVICE, lookup_entry
+from model_export.graphs.source import SIGNATURE_OF_DEVICE, VARIABLES_PREFIX, lookup_entry
 from model_export.parity.comparison import Disagreements
-from model_export.parity.integrity import (
-    VARIABLES_PREFIX,
-    file_sizes,
-    saved_rows,
-    table_entry,
-    with_nonfinite,
-)
+from model_export.parity.integrity import file_sizes, saved_rows, table_entry, with_nonfinite
 from model_export.parity.verify import check_parity
-from model_export.tensorflow_setup import tf
 from service.artifact.bundle import BundleEntry, read_bundle
 from service.artifact.manifest import ADOPTED_FROM, MANIFEST_PATH, UNWEIGHTED, LookupFeature, Manifest, SignatureEntry
 from service.errors import did_you_mean
-from service.types import Array
 
 
 def names_text(found: Discovery) -> str:
@@ -183,10 +173,7 @@ def adopt(
         provenance = {**base_provenance(int(target.name), clock()), ADOPTED_FROM: folder.name}
         if unproven:
             provenance["unproven"] = sorted(f"{one.signature}/{one.feature}" for one in unproven)
-        is_new = not base.exists()
-        base.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
-        try:
+        with temporary_folder(base) as temporary:
             say("copying the SavedModel")
             artifact = temporary / target.name
             shutil.copytree(folder, artifact)
@@ -196,10 +183,6 @@ def adopt(
             manifest, served = copy.described(say, measure=measure)
             manifest = with_nonfinite(artifact, manifest, allow=allow_nonfinite)
             finish(artifact, manifest, target, labels)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if is_new and not any(base.iterdir()):
-                base.rmdir()
     for line in summary_lines(plan, served):
         say(line)
     return target
@@ -371,19 +354,6 @@ def _write_whole_tables(
             if any(part.start[1] or part.entry.shape[1] != entry.shape[1] for part in entry.slices):
                 raise ExportError(f"table {table!r} is saved in parts by columns; only parts by rows can be adopted")
             index[table] = f"assets.extra/table_{table}"
-            (artifact / "assets.extra").mkdir(exist_ok=True)
-            tf.raw_ops.SaveV2(
-                prefix=str(artifact / index[table]),
-                tensor_names=[key],
-                shape_and_slices=[""],
-                tensors=[tf.constant(_joined(entry))],
-            )
+            with BundleWriter(artifact / index[table]) as writer:
+                writer.add(key, entry.dtype, (saved_rows(part, 0, part.shape[0]) for _, part in entry.slices))
     return index
-
-
-def _joined(entry: BundleEntry) -> Array:
-    whole = np.empty(entry.shape, entry.dtype)
-    for part in entry.slices:
-        rows = part.entry.shape[0]
-        whole[part.start[0] : part.start[0] + rows] = saved_rows(part.entry, 0, rows)
-    return whole

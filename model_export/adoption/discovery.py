@@ -8,10 +8,11 @@ from pathlib import Path
 
 from model_export.adoption.feature_search import FoundFeature, find_feature
 from model_export.adoption.key_graph import FORMS
-from model_export.adoption.opened_graph import OpenedGraph, Probe, Read, SignatureGraph, open_graph
 from model_export.adoption.roles import feature_name
-from model_export.adoption.spec import TABLE_DTYPES, is_nameless_input, table_names, unique, valid
+from model_export.adoption.spec import is_nameless_input, table_names, unique, valid
+from model_export.answers.opened_graph import OpenedGraph, Probe, Read, SignatureGraph, open_graph
 from model_export.errors import ExportError
+from model_export.graphs.source import ADOPTED_DTYPES
 from model_export.parity.oracle import Keys
 from model_export.tensorflow_setup import tf
 from service.artifact.manifest import LookupFeature, SignatureEntry
@@ -187,7 +188,7 @@ def _no_tables(opened: OpenedGraph, graphs: Iterable[SignatureGraph], reasons: M
         for key, entry in opened.variables.items()
     ]
     others = [
-        f"  {key}  {list(entry.shape)} {entry.dtype}: a table is a matrix of {', '.join(TABLE_DTYPES)}"
+        f"  {key}  {list(entry.shape)} {entry.dtype}: a table is a matrix of {', '.join(ADOPTED_DTYPES)}"
         for key, entry in opened.bundle.items()
         if key not in opened.variables and len(entry.shape) == 2 and entry.dtype != "other"
     ]

@@ -15,20 +15,13 @@ import numpy as np
 from model_export.adoption.key_evaluation import KeyFunction
 from model_export.adoption.key_graph import IdPolicy, NotHere, NotRead, Outcome, find_policy
 from model_export.adoption.keys import find_keys, sample_keys, takes_keys, telling_keys
-from model_export.adoption.opened_graph import Probe, Read, SignatureGraph
 from model_export.adoption.reading import Reading, look_at_rows
 from model_export.adoption.roles import Roles, no_roles, possible_roles, width_of
+from model_export.answers.opened_graph import Probe, Read, SignatureGraph
 from model_export.exporter.summations import order_of
 from model_export.parity.comparison import rows_of_other_bits
 from model_export.parity.oracle import Keys, RefusedError
-from service.artifact.manifest import (
-    UNWEIGHTED,
-    Combiner,
-    EmptyRowPolicy,
-    LookupFeature,
-    Summation,
-    TrailingRowPolicy,
-)
+from service.artifact.manifest import UNWEIGHTED, Combiner, EmptyRowPolicy, LookupFeature, Summation, TrailingRowPolicy
 from service.errors import InvalidRequest
 from service.graph.probes import is_same_sum
 from service.process.trial import lookup_of

@@ -301,19 +301,12 @@ class Evaluation:
         value, missing = self.of(inputs[1]), self.of(inputs[2])
         keys, values = self._graph.lookup_table(f"{node.name}:0")
         if isinstance(value, Fixed):
-            return Fixed(
-                found_in(keys, values, np.array(value.value, keys.dtype), np.array(_missing_value(missing))).item()
-            )
+            if not isinstance(missing, Fixed):
+                raise NotRead("a vocabulary's default depends on the key")
+            return Fixed(found_in(keys, values, np.array(value.value, keys.dtype), np.array(missing.value)).item())
         if value not in (Shifted(), Text()):
             raise NotRead("a vocabulary is asked for something else than the key")
         return missing  # the vocabulary's own keys are special keys, which this case leaves out
-
-
-def _missing_value(value: Known) -> Any:
-    """Returns the fixed value of a vocabulary for unknown keys; raises NotRead for another."""
-    if not isinstance(value, Fixed):
-        raise NotRead("a vocabulary's default depends on the key")
-    return value.value
 
 
 _RULES: Mapping[str, Callable[[Evaluation, Any, list[str]], Known]] = {

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from model_export.adoption.opened_graph import SignatureGraph, open_graph
 from model_export.adoption.summary import Served, Times
+from model_export.answers.opened_graph import SignatureGraph, open_graph
 from model_export.graphs.signature_runner import SERVE, without_warnings
 from model_export.tensorflow_setup import tf
 from service.artifact.dict_vocabulary import vocabulary_lines

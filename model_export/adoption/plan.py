@@ -7,22 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from model_export.adoption.discovery import Discovery
-from model_export.adoption.opened_graph import OpenedGraph
 from model_export.adoption.spec import AdoptSpec, FittingSignature
+from model_export.answers.opened_graph import OpenedGraph
 from model_export.errors import ExportError
 from model_export.graphs.signature_runner import InputInfo
-from model_export.graphs.source import DEFAULT_BATCH_SIZES, lookup_entry
+from model_export.graphs.source import DEFAULT_BATCH_SIZES, lookup_entry, vocabulary_entry
 from model_export.parity.oracle import Keys
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
-from service.artifact.manifest import (
-    FeatureEntry,
-    GraphRun,
-    LookupDevice,
-    LookupFeature,
-    SignatureEntry,
-    Summation,
-    VocabularyEntry,
-)
+from service.artifact.manifest import FeatureEntry, GraphRun, LookupDevice, LookupFeature, SignatureEntry, Summation
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +99,7 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
         planned[feature.name] = FeatureEntry(feature.table, feature.name if words else None)
         if words is None:
             continue
-        entry = VocabularyEntry(
-            file=vocabulary_path(feature.name),
-            size=len(words.keys),
-            first_id=words.first_id,
-            oov_id=words.oov_id,
-            num_oov_buckets=words.num_oov_buckets,
-            on_oov=words.on_oov,
-            key_dtype=words.key_dtype,
-        )
+        entry = vocabulary_entry(words, vocabulary_path(feature.name))
         vocabularies[feature.name] = Keys(entry, tuple(str(key).encode() for key in words.keys))
     return AdoptPlan(
         {table: opened.alias(key) for table, key in spec.variables.items()},

@@ -15,8 +15,8 @@ from typing import Any
 
 from model_export.adoption.key_evaluation import Evaluation
 from model_export.adoption.key_graph import FORMS, NO_PART, Form, Known, NotHere, NotRead, Within
-from model_export.adoption.opened_graph import Read, SignatureGraph
 from model_export.adoption.roles import Roles
+from model_export.answers.opened_graph import Read, SignatureGraph
 from service.graph.flat_graph import node_of
 from service.types import Array
 
@@ -90,7 +90,7 @@ class Reading:
         if any(node_of(rows) not in before for rows in self.read.rows):
             raise NotHere("only some parts of the table are read")
         if self.value(tensor).kind != "V":
-            raise NotHere(f"{self._op(tensor)} computes no vectors")
+            raise NotHere(f"{self.graph.flat.nodes[node_of(tensor)].op} computes no vectors")
         # A check of row splits needs no place in a description, whichever inputs it reads.
         if check := self.graph.check(self.graph.spec.inputs, self.roles.ids):
             raise NotRead(f"{check} may refuse a request, by a condition that is not known")
@@ -298,9 +298,6 @@ class Reading:
             if numbers.size > _MOST_NUMBERS:
                 raise NotRead(f"{node.op} takes {numbers.size} constants")
             targets[kind].update(numbers.reshape(-1).tolist())
-
-    def _op(self, tensor: str) -> str:
-        return str(self.graph.flat.nodes[node_of(tensor)].op)
 
 
 _KIND_NAMES = {

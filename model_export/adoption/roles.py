@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from model_export.adoption.opened_graph import SignatureGraph
+from model_export.answers.opened_graph import SignatureGraph
 from service.types import Array, SignatureSpec, TensorSpec
 
 _IDS = ("int64", "int32", "string")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from model_export.errors import ExportError
-from model_export.graphs.source import DEFAULT_BATCH_SIZES, lookup_devices
+from model_export.graphs.source import ADOPTED_DTYPES, DEFAULT_BATCH_SIZES, lookup_devices
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from service.artifact.bundle import BundleEntry
 from service.artifact.dict_vocabulary import vocabulary_lines
@@ -85,8 +86,6 @@ def _plain(path: str) -> str:
 
 _FEATURE_KEYS = tuple(one.name for one in fields(FeatureSpec) if one.name not in ("name", "sends_rows"))
 _VOCABULARY_KEYS = ("file", "first_id", "oov_id", "num_oov_buckets", "on_oov")
-# Dtypes of the variables that adopt takes for tables, with a spec and without.
-TABLE_DTYPES = ("float32", "float16", "bfloat16", "float64")
 _T = TypeVar("_T")
 
 
@@ -175,13 +174,13 @@ def read_spec(path: Path, variables: Mapping[str, BundleEntry]) -> AdoptSpec:
     return AdoptSpec(model, keys, fitting, added, sizes)
 
 
-def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Collection[str] = TABLE_DTYPES) -> str:
+def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Collection[str] = ADOPTED_DTYPES) -> str:
     """Returns the checkpoint key of the one matrix whose key equals `name` or ends in it.
 
     Raises:
       ExportError: no variable fits, or several do; the message lists all candidates.
     """
-    plain = {key: key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for key in variables}
+    plain = {key: key.removesuffix(_ATTRIBUTE) for key in variables}
     exact = [key for key, short in plain.items() if name in (key, short)]
     found = exact or [key for key, short in plain.items() if short.endswith("/" + name)]
     if len(found) == 1 and is_table(variables[found[0]], dtypes):
@@ -195,7 +194,7 @@ def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Co
     raise ExportError(f"variable {name!r} {problem}\nCandidates:\n" + "\n".join(candidate_lines(variables)))
 
 
-def is_table(entry: BundleEntry, dtypes: Collection[str] = TABLE_DTYPES) -> bool:
+def is_table(entry: BundleEntry, dtypes: Collection[str] = ADOPTED_DTYPES) -> bool:
     """Says whether a variable is a matrix of one of the dtypes; by default, of those that adopt takes for tables."""
     return entry.dtype in dtypes and len(entry.shape) == 2
 
@@ -204,10 +203,7 @@ def candidate_lines(variables: Mapping[str, BundleEntry]) -> list[str]:
     """Lists name, shape and dtype of numeric variables, one per line: possible tables first, then by falling size."""
 
     def order(item: tuple[str, BundleEntry]) -> tuple[bool, int]:
-        size = 1
-        for length in item[1].shape:
-            size *= length
-        return not is_table(item[1]), -size
+        return not is_table(item[1]), -math.prod(item[1].shape)
 
     lines = []
     for key, entry in sorted(variables.items(), key=order):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from model_export.compaction.deltas import read_deltas, write_deltas
 from model_export.compaction.reduction import REDUCED_FROM_KEY, Reduction, plan_reduction, reduce_tables
 from model_export.errors import ExportError
-from model_export.exporter.versions import finish, new_version_folder
+from model_export.exporter.versions import finish, new_version_folder, temporary_folder
 from model_export.folder_checks import check_described
 from model_export.graphs.source import RECORDED_PATH
 from model_export.parity.integrity import file_sizes
@@ -74,9 +73,7 @@ def compact(
     reduction = None if table_dtype is None else plan_reduction(folder, manifest, table_dtype)
     base = folder.parent if out is None else Path(out)
     target = new_version_folder(base, version)
-    base.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
-    try:
+    with temporary_folder(base) as temporary:
         copy = temporary / target.name
         # If there are deltas, the answers that the export recorded are not copied: they are wrong for changed rows.
         recorded = [Path(RECORDED_PATH).name] if deltas else []
@@ -91,8 +88,6 @@ def compact(
         if reduction is not None:
             folded = _reduced(copy, folded, reduction, progress)
         finish(copy, dataclasses.replace(folded, files=file_sizes(copy)), target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 

@@ -21,8 +21,8 @@ import numpy as np
 from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
 from model_export.graphs.reduced_table import REDUCED_KEY, Rounding, TableDtype, chosen_dtypes, widened
-from model_export.graphs.source import SIGNATURE_OF_DEVICE
-from model_export.parity.integrity import VARIABLES_PREFIX, table_chunks, table_entry
+from model_export.graphs.source import SIGNATURE_OF_DEVICE, VARIABLES_PREFIX
+from model_export.parity.integrity import table_chunks, table_entry
 from model_export.parity.saved_table import SavedTable
 from model_export.statistics.table_health import Progress, sample_ids, unit_rows
 from service.artifact.bundle import prefix_of, read_bundle

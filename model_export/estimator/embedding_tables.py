@@ -125,7 +125,7 @@ class TableRecorder:
             return TrainedTable.of_config(self._spec, config, variable, is_shared=self._is_shared)
         parameters = self._spec.optimization_parameters
         assert parameters is not None  # EmbeddingConfigSpec checks this
-        rate = _learning_rate_fn(self._columns[key])
+        rate = getattr(self._columns[key], "get_learning_rate_fn", lambda: None)()
         return TrainedTable(variable, parameters, learning_rate_fn=rate, is_shared=self._is_shared)
 
     def _create(self, next_creator: Callable[..., Any], **arguments: Any) -> Any:
@@ -135,7 +135,7 @@ class TableRecorder:
             key = next((key for key, column in self._columns.items() if _is_table_of(name, column)), None)
         if key is None:
             return next_creator(**arguments)
-        parts = min(self._parts, number_of_rows(arguments))
+        parts = min(self._parts, _shape(arguments)[0])
         variable = next_creator(**arguments) if parts == 1 else split_variable(next_creator, arguments, parts)
         self._found.setdefault(key, []).append(variable)
         for part in parts_of(variable):
@@ -197,11 +197,6 @@ def _is_table_of(variable: str, column: Any) -> bool:
     return any(variable == name or variable.endswith(f"/{name}") for name in names)
 
 
-def _learning_rate_fn(column: Any) -> Callable[[Any], Any] | None:
-    getter = getattr(column, "get_learning_rate_fn", None)
-    return None if getter is None else getter()
-
-
 # Classes of initializers that draw each number independently: each part of a table can draw its own rows.
 _DRAWN = ("TruncatedNormal", "RandomNormal", "RandomUniform", "Zeros", "Ones")
 # The distance between the seeds of neighbouring parts of a table: parts with the same seed would start with the same
@@ -234,12 +229,8 @@ def split_variable(create: Callable[..., Any], arguments: dict[str, Any], parts:
     return PartitionedVariable(full_name, shape, variables[0].dtype.base_dtype, variables, [parts, 1])
 
 
-def number_of_rows(arguments: dict[str, Any]) -> int:
-    """Returns V of a [V, D] variable from the arguments that TensorFlow gives to a variable creator."""
-    return _shape(arguments)[0]
-
-
 def _shape(arguments: dict[str, Any]) -> list[int]:
+    # Returns the shape of a variable from the arguments that TensorFlow gives to a variable creator.
     shape = arguments.get("shape")
     if shape is None or tf.TensorShape(shape).rank is None:
         initial = arguments["initial_value"]

@@ -48,12 +48,6 @@ def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds)
 
 
-def takes_any_number(function: Callable[..., Any]) -> bool:
-    """Says whether a function accepts any number of positional arguments (*args)."""
-    parameters = inspect.signature(function).parameters.values()
-    return any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
-
-
 def check_model_fn(model_fn: Any) -> None:
     """Raises ValueError unless model_fn takes features and params, and besides them only labels, mode and config."""
     if not callable(model_fn):
@@ -335,7 +329,9 @@ def _check_call(name: str, call: Any) -> None:
         raise TypeError(f"{name}[0] should be callable.")
     if not isinstance(tensors, (tuple, list, dict)):
         raise ValueError(f"{name}[1] should be tuple or list, or dict.")
-    if isinstance(tensors, dict) or takes_any_number(function):
+    if isinstance(tensors, dict) or any(
+        one.kind is inspect.Parameter.VAR_POSITIONAL for one in inspect.signature(function).parameters.values()
+    ):
         return
     wanted = argument_names(function)
     if len(tensors) != len(wanted):

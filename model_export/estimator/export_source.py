@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +18,7 @@ from model_export.estimator.estimator_spec import ModeKeys
 from model_export.estimator.model_graph import ServingGraph, cpu_serving_graph, tpu_serving_graph
 from model_export.export_model import export
 from model_export.exporter.artifact import add_extra_files
-from model_export.exporter.versions import existing_versions
+from model_export.exporter.versions import existing_versions, temporary_folder
 from model_export.graphs.lookup_graph import build_lookup, vocabulary_tables
 from model_export.graphs.reduced_graph import ReducedGraphVariables
 from model_export.graphs.signature_runner import read_saved_model
@@ -337,15 +335,11 @@ def _devices(estimator: EmbeddingEstimator, source: EstimatorSource) -> list[Loo
 
 
 def _export_tpu_only(source: EstimatorSource, target: Path, assets_extra: Mapping[str, Any]) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=target.parent))
-    try:
+    with temporary_folder(target.parent) as temporary:
         artifact = temporary / target.name
         source.save_tpu_only(artifact)
         add_extra_files(artifact, {path: Path(file) for path, file in assets_extra.items()})
         publish_folder(artifact, target, is_new=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 

@@ -28,8 +28,6 @@ def predict(
     """Yields an estimator's predictions, one row or one batch at a time, until the input ends."""
     # The caller may change the default graph between two items of this generator, so each step enters the generator's
     # graph again.
-    # The caller may change the default graph between two items of this generator, so each step enters the generator's
-    # graph again.
     graph = tf.Graph()
     with graph.as_default():
         features, _, input_hooks = start_graph(model, input_fn, ModeKeys.PREDICT)

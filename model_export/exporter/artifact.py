@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import platform
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -28,40 +27,28 @@ from model_export.exporter.versions import (
     LabelSource,
     finish,
     new_version_folder,
+    temporary_folder,
 )
-from model_export.graphs.reduced_table import (
-    REDUCED_KEY,
-    ReducedTable,
-    TableDtype,
-    chosen_dtypes,
-)
-from model_export.graphs.reduced_table import (
-    reduced as reduced_table,
-)
+from model_export.graphs.reduced_table import REDUCED_KEY, ReducedTable, TableDtype, chosen_dtypes
+from model_export.graphs.reduced_table import reduced as reduced_table
 from model_export.graphs.source import (
     SIGNATURE_OF_DEVICE,
+    VARIABLES_PREFIX,
     ExportSource,
     LookupPlan,
     SavedParts,
     lookup_entry,
     predict_entry,
     tensor_features,
+    vocabulary_entry,
 )
-from model_export.parity.integrity import VARIABLES_PREFIX, file_sizes, table_chunks, table_entry, with_nonfinite
+from model_export.parity.integrity import file_sizes, table_chunks, table_entry, with_nonfinite
 from model_export.parity.saved_table import read_scales
 from model_export.parity.verify import check_parity
 from model_export.spec.features import ModelSpec, TableSpec
 from model_export.tensorflow_setup import tf
 from service.artifact.bundle import read_bundle
-from service.artifact.manifest import (
-    MANIFEST_PATH,
-    FeatureEntry,
-    LookupDevice,
-    Manifest,
-    SignatureEntry,
-    TableEntry,
-    VocabularyEntry,
-)
+from service.artifact.manifest import MANIFEST_PATH, FeatureEntry, LookupDevice, Manifest, SignatureEntry, TableEntry
 from service.types import SCALED_DTYPES, packed_dim, saved_dtype, stored_columns
 
 
@@ -98,15 +85,7 @@ def build_manifest(
         features={f.name: FeatureEntry(f.table, f.name if f.vocabulary else None) for f in spec.features},
         signatures=signatures,
         vocabularies={
-            f.name: VocabularyEntry(
-                file=vocabulary_file(f.name),
-                size=len(f.vocabulary.keys),
-                first_id=f.vocabulary.first_id,
-                oov_id=f.vocabulary.oov_id,
-                num_oov_buckets=f.vocabulary.num_oov_buckets,
-                on_oov=f.vocabulary.on_oov,
-                key_dtype=f.vocabulary.key_dtype,
-            )
+            f.name: vocabulary_entry(f.vocabulary, vocabulary_file(f.name))
             for f in spec.features
             if f.vocabulary is not None
         },
@@ -173,14 +152,32 @@ def write_artifact(
     target = new_version_folder(base, version)
     dtypes = chosen_dtypes(table_dtype, [table.name for table in source.spec.tables])
     lookups, predict = _chosen(source, lookup_devices, signatures, batch_sizes)
-    base.mkdir(parents=True, exist_ok=True)
-    # The temporary folder is on the target's file system, so that renaming it is atomic. The folder's name is no
-    # number, so no server loads it as a version.
-    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
-    try:
-        request = _Request(lookups, tuple(predict), dtypes, export_to_tpu, allow_nonfinite, warmup, extra_files or {})
+    provenance = base_provenance(int(target.name), created)
+
+    def written(source: ExportSource, artifact: Path) -> Manifest:
+        files = vocabulary_files(source.spec, artifact.parent / "vocabularies")
+        reduced = _reduced_tables(source, dtypes)
+        parts = source.save(artifact, LookupPlan(lookups, files, export_to_tpu, reduced), predict)
+        _add_missing_vocabularies(artifact, files)
+        add_extra_files(artifact, extra_files or {})
+        losses = {REDUCED_KEY: {name: table.rounding.to_json() for name, table in reduced.items()}} if reduced else {}
+        manifest = build_manifest(
+            artifact,
+            source.spec,
+            {**lookups, **_predict_entries(source.spec, parts, predict)},
+            parts.table_variables,
+            provenance={**provenance, **source.provenance, **losses},
+            table_scales=parts.table_scales,
+            table_dtypes=dtypes,
+        )
+        _check_tables(artifact, manifest, source, reduced)
+        manifest = with_nonfinite(artifact, manifest, allow=allow_nonfinite)
+        manifest = record_requests(artifact, manifest, source, parts, warmup=warmup)
+        return dataclasses.replace(manifest, files=file_sizes(artifact))
+
+    with temporary_folder(base) as temporary:
         artifact = temporary / target.name
-        manifest = _written(source, artifact, request, int(target.name), created)
+        manifest = written(source, artifact)
         first_rows = getattr(source, "first_rows", None)
         if first_rows is not None and sum(t.nbytes for t in manifest.tables.values()) > WHOLE_CHECK_BYTES:
             # check_parity() runs graphs in TensorFlow, which would hold these large tables whole in memory. So export a
@@ -190,51 +187,12 @@ def write_artifact(
             )
             twin = temporary / "twin" / target.name
             twin.parent.mkdir()
-            parity = check_parity(twin, _written(first_rows(COMPARED_ROWS), twin, request, int(target.name), created))
+            parity = check_parity(twin, written(first_rows(COMPARED_ROWS), twin))
         else:
             parity = check_parity(artifact, manifest)
         labels = {**getattr(source, "labels", {}), **labels}
         finish(artifact, dataclasses.replace(manifest, parity=parity.manifest_json()), target, labels)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return target
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Request:
-    lookups: Mapping[str, SignatureEntry]
-    predict: Sequence[str]
-    dtypes: Mapping[str, TableDtype]
-    export_to_tpu: bool
-    allow_nonfinite: bool
-    warmup: bool
-    extra_files: Mapping[str, Path]
-
-
-def _written(source: ExportSource, artifact: Path, request: _Request, version: int, created: datetime) -> Manifest:
-    files = vocabulary_files(source.spec, artifact.parent / "vocabularies")
-    reduced = _reduced_tables(source, request.dtypes)
-    plan = LookupPlan(request.lookups, files, request.export_to_tpu, reduced)
-    parts = source.save(artifact, plan, request.predict)
-    _add_missing_vocabularies(artifact, files)
-    add_extra_files(artifact, request.extra_files)
-    manifest = build_manifest(
-        artifact,
-        source.spec,
-        {**request.lookups, **_predict_entries(source.spec, parts, request.predict)},
-        parts.table_variables,
-        provenance={
-            **base_provenance(version, created),
-            **source.provenance,
-            **({REDUCED_KEY: {name: table.to_json() for name, table in reduced.items()}} if reduced else {}),
-        },
-        table_scales=parts.table_scales,
-        table_dtypes=request.dtypes,
-    )
-    _check_tables(artifact, manifest, source, reduced)
-    manifest = with_nonfinite(artifact, manifest, allow=request.allow_nonfinite)
-    manifest = record_requests(artifact, manifest, source, parts, warmup=request.warmup)
-    return dataclasses.replace(manifest, files=file_sizes(artifact))
 
 
 def _chosen(

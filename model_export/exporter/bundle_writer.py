@@ -7,62 +7,39 @@ tensorflow/core/util/tensor_bundle/tensor_bundle.cc, BundleWriter (TensorFlow 2.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
-from service.artifact.bundle import (
-    DTYPES,
-    HEADER_KEY,
-    BundleEntry,
-    is_slice_key,
-    read_records,
-    read_varint,
-    tensor_records,
-)
+from service.artifact.bundle import DTYPES, HEADER_KEY, BundleEntry, is_slice_key, read_records, tensor_records
 from service.artifact.hashes import crc32c_of, masked, masked_of
-from service.artifact.protos import varint
+from service.artifact.protos import message_class, varint
 from service.errors import ArtifactError
 from service.types import Array
 
 _MAGIC = 0xDB4775248B80FB57
 _RESTART_EVERY = 16
-# Tags of protobuf fields: field number << 3 | wire type (0 varint, 2 message, 5 fixed32). First the fields of
-# BundleHeaderProto:
-_NUM_SHARDS, _VERSION = 1 << 3, 3 << 3 | 2
-# BundleEntryProto:
-_DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _CHECKSUM = 1 << 3, 2 << 3 | 2, 3 << 3, 4 << 3, 5 << 3, 6 << 3 | 5
-# Fields of TensorShapeProto (dim), of TensorShapeProto.Dim (size), and of VersionDef (producer):
-_DIM, _DIM_SIZE, _PRODUCER = 2 << 3 | 2, 1 << 3, 1 << 3
+_HEADER, _ENTRY = "tensorflow.BundleHeaderProto", "tensorflow.BundleEntryProto"
 
 
-def new_header() -> bytes:
-    return _field(_NUM_SHARDS, 1) + _message(_VERSION, _field(_PRODUCER, 1))
-
-
-def header_of_one_shard(header: bytes) -> bytes:
-    """Returns a copy of a checkpoint's header record that says that there is one data shard."""
-    return _field(_NUM_SHARDS, 1) + _without_fields(header, {_NUM_SHARDS})
-
-
-def new_record(entry: BundleEntry) -> bytes:
+def _new_record(entry: BundleEntry) -> bytes:
     """Makes the index record of a whole tensor, whose bytes lie in the checkpoint's only data shard."""
     number = next(number for number, name in DTYPES.items() if name == entry.dtype)
-    dims = b"".join(_message(_DIM, _field(_DIM_SIZE, size)) for size in entry.shape)
-    return (
-        _field(_DTYPE, number)
-        + _message(_SHAPE, dims)
-        + _field(_OFFSET, entry.offset)
-        + _field(_SIZE, entry.nbytes)
-        + _checksum_field(entry.crc32c)
-    )
+    made = message_class(_ENTRY)(dtype=number, offset=entry.offset, size=entry.nbytes, crc32c=entry.crc32c)
+    # SetInParent() makes the shape present even for a scalar, which has no dims.
+    made.shape.SetInParent()
+    for size in entry.shape:
+        made.shape.dim.add(size=size)
+    return bytes(made.SerializeToString())
 
 
-def moved_record(record: bytes, offset: int) -> bytes:
-    """Returns a copy of a tensor's index record for another offset of its bytes, in the only data shard."""
-    return _without_fields(record, {_SHARD, _OFFSET}) + _field(_OFFSET, offset)
+def _changed(record: bytes, **fields: int) -> bytes:
+    made = message_class(_ENTRY).FromString(record)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return bytes(made.SerializeToString())
 
 
 def replace_checksums(index: bytes, checksums: Mapping[str, int]) -> bytes:
@@ -71,12 +48,11 @@ def replace_checksums(index: bytes, checksums: Mapping[str, int]) -> bytes:
     for name, checksum in checksums.items():
         if name.encode() not in records:
             raise ArtifactError(f"the index has no {name!r}")
-        kept = _without_fields(records[name.encode()], {_CHECKSUM})
-        records[name.encode()] = kept + _checksum_field(checksum)
-    return new_index(records)
+        records[name.encode()] = _changed(records[name.encode()], crc32c=checksum)
+    return _new_index(records)
 
 
-def new_index(records: Mapping[bytes, bytes]) -> bytes:
+def _new_index(records: Mapping[bytes, bytes]) -> bytes:
     rows = sorted(records.items())
     out = bytearray()
     # All records go into one block of the index file, because readers accept blocks of any size.
@@ -84,38 +60,6 @@ def new_index(records: Mapping[bytes, bytes]) -> bytes:
     meta = _append(out, _block([]))
     index = _append(out, _block([(rows[-1][0], data)]))
     return bytes(out) + (meta + index).ljust(40, b"\0") + struct.pack("<Q", _MAGIC)
-
-
-def _field(tag: int, value: int) -> bytes:
-    return bytes([tag]) + varint(value)
-
-
-def _message(tag: int, content: bytes) -> bytes:
-    return bytes([tag]) + varint(len(content)) + content
-
-
-def _checksum_field(checksum: int) -> bytes:
-    return bytes([_CHECKSUM]) + struct.pack("<I", checksum)
-
-
-def _without_fields(message: bytes, tags: Collection[int]) -> bytes:
-    kept, position = bytearray(), 0
-    while position < len(message):
-        begin = position
-        tag, position = read_varint(message, position)
-        match tag & 7:
-            case 0:
-                _, position = read_varint(message, position)
-            case 2:
-                length, position = read_varint(message, position)
-                position += length
-            case 5:
-                position += 4
-            case 1:
-                position += 8
-        if tag not in tags:
-            kept += message[begin:position]
-    return bytes(kept)
 
 
 def _append(out: bytearray, block: bytes) -> bytes:
@@ -156,7 +100,8 @@ class BundleWriter:
         self._shard = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
         prefix.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._shard.open("xb", buffering=0)
-        self._records: dict[bytes, bytes] = {HEADER_KEY: new_header()}
+        header = message_class(_HEADER)(num_shards=1, version={"producer": 1})
+        self._records: dict[bytes, bytes] = {HEADER_KEY: header.SerializeToString()}
         self._end = 0
 
     def add(self, key: str, dtype: str, pieces: Iterable[Array]) -> tuple[int, ...]:
@@ -175,7 +120,7 @@ class BundleWriter:
             rows, columns = rows + len(piece), piece.shape[1:]
         shape = (rows, *columns)
         entry = BundleEntry(dtype, shape, self._shard, start, self._end - start, masked(crc))
-        self._records[key.encode()] = new_record(entry)
+        self._records[key.encode()] = _new_record(entry)
         return shape
 
     def copy(self, source: Path, is_kept: Callable[[str], bool]) -> None:
@@ -186,12 +131,14 @@ class BundleWriter:
           is_kept: called with the key of each tensor; says whether to copy it.
         """
         records = read_records(source.with_name(source.name + ".index").read_bytes())
-        self._records[HEADER_KEY] = header_of_one_shard(records[HEADER_KEY])
+        header = message_class(_HEADER).FromString(records[HEADER_KEY])
+        header.num_shards = 1
+        self._records[HEADER_KEY] = header.SerializeToString()
         for key in records:
             if key == HEADER_KEY or is_slice_key(key) or not is_kept(key.decode()):
                 continue
             for part, entry in tensor_records(records, source, key.decode()):
-                self._records[part] = moved_record(records[part], self._begin_tensor())
+                self._records[part] = _changed(records[part], shard_id=0, offset=self._begin_tensor())
                 self._append_file(entry)
 
     def __enter__(self) -> BundleWriter:
@@ -202,7 +149,7 @@ class BundleWriter:
     ) -> None:
         self._file.close()
         if kind is None:
-            self._prefix.with_name(self._prefix.name + ".index").write_bytes(new_index(self._records))
+            self._prefix.with_name(self._prefix.name + ".index").write_bytes(_new_index(self._records))
 
     def _begin_tensor(self) -> int:
         self._write(memoryview(bytes(-self._end % _ALIGNMENT)))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -41,6 +44,22 @@ def new_version_folder(base: Path, version: int | None) -> Path:
     if target.exists():
         raise ExportError(f"{target} exists; a version is never overwritten: leave --version out for the next")
     return target
+
+
+@contextmanager
+def temporary_folder(base: Path) -> Iterator[Path]:
+    """Yields a temporary folder for the files of a new version; removes it at the end, and a new base that is empty."""
+    is_new = not base.exists()
+    base.mkdir(parents=True, exist_ok=True)
+    # The temporary folder is on the target's file system, so that renaming it is atomic. The folder's name is no
+    # number, so no server loads it as a version.
+    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if is_new and not any(base.iterdir()):
+            base.rmdir()
 
 
 # If the tables have more bytes than this, the export checks only the graph of a small copy, which has the first rows of

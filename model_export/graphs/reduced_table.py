@@ -9,7 +9,7 @@ the table in fewer bits.
 >>> table = reduced("film", "int8", 2, lambda start, stop: rows[start:stop])
 >>> table.numbers.tolist()
 [[64, -127, 33], [0, 0, 0]]
->>> round(table.largest_error, 5), round(table.error_bound, 5)
+>>> round(table.rounding.largest_error, 5), round(table.rounding.error_bound, 5)
 (0.00394, 0.00394)
 """
 
@@ -42,19 +42,13 @@ class ReducedTable:
 
     numbers: [V, D] as TABLE_DTYPES reads the dtype; of bfloat16 its bits, of int4 [V, ceil(D / 2)] bytes.
     scales: [V, 1] float32 of an int8 or int4 table.
-    largest_error: the largest difference from the trained table.
-    error_bound: the largest difference that rounding these numbers to the dtype can cause.
     """
 
     dtype: TableDtype
     embedding_dim: int
     numbers: Array
     scales: Array | None
-    largest_error: float
-    error_bound: float
-
-    def to_json(self) -> dict[str, str | float]:
-        return _provenance(self.dtype, self.largest_error, self.error_bound)
+    rounding: Rounding
 
 
 def chosen_dtypes(table_dtype: str | Mapping[str, str] | None, tables: Sequence[str]) -> dict[str, TableDtype]:
@@ -96,12 +90,14 @@ def reduced(name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[
         numbers[start:stop], some = rounding.add(np.asarray(rows(start, stop), np.float32))
         if scales is not None:
             scales[start:stop] = some
-    return ReducedTable(dtype, dim, numbers, scales, rounding.largest_error, rounding.error_bound)
+    return ReducedTable(dtype, dim, numbers, scales, rounding)
 
 
 class Rounding:
     """Rounds the rows of one table, block by block in the order of rows, and keeps the largest rounding error.
 
+    largest_error: the largest difference from the given rows.
+    error_bound: the largest difference that rounding these rows to the dtype can cause.
     Concurrency: one caller at a time.
     """
 
@@ -124,7 +120,7 @@ class Rounding:
         return numbers, scales
 
     def to_json(self) -> dict[str, str | float]:
-        return _provenance(self._dtype, self.largest_error, self.error_bound)
+        return {"dtype": self._dtype, "largest_error": self.largest_error, "error_bound": self.error_bound}
 
 
 def widened(numbers: Array, dtype: str, scales: Array | None = None, *, embedding_dim: int | None = None) -> Array:
@@ -139,10 +135,6 @@ def widened(numbers: Array, dtype: str, scales: Array | None = None, *, embeddin
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     floats: Array = (unpacked(numbers, embedding_dim) if dtype == "int4" else numbers).astype(np.float32)
     return floats if scales is None else floats * scales
-
-
-def _provenance(dtype: TableDtype, largest_error: float, error_bound: float) -> dict[str, str | float]:
-    return {"dtype": dtype, "largest_error": largest_error, "error_bound": error_bound}
 
 
 def _check(name: str, dtype: TableDtype, rows: Array, start: int) -> None:

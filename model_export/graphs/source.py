@@ -20,8 +20,8 @@ from typing import Any, Literal, Protocol, get_args
 
 from model_export.errors import ExportError
 from model_export.graphs.reduced_table import ReducedTable
-from model_export.spec.features import FeatureSpec, ModelSpec
-from service.artifact.manifest import LookupDevice, LookupFeature, SignatureEntry
+from model_export.spec.features import FeatureSpec, ModelSpec, VocabularySpec
+from service.artifact.manifest import LookupDevice, LookupFeature, SignatureEntry, VocabularyEntry
 from service.types import Array
 
 LOOKUP = "lookup"
@@ -33,6 +33,10 @@ EXAMPLES_INPUT = "examples"
 DEFAULT_BATCH_SIZES = (1, 8, 64, 512)
 # Path in the artifact of the file with recorded requests and the trained model's answers.
 RECORDED_PATH = "assets.extra/recorded_predictions"
+# Path in the artifact of its checkpoint, without ".index".
+VARIABLES_PREFIX = "variables/variables"
+# Dtypes of the variables that adopt takes for tables, with a spec and without.
+ADOPTED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 def lookup_devices(lookup_device: Any) -> tuple[LookupDevice, ...]:
@@ -162,6 +166,18 @@ def predict_entry(spec: ModelSpec, features: Sequence[str], inputs: Sequence[str
         weights = feature.weights_input if feature.weights_input in inputs else None
         entries[feature.name] = _feature(spec, feature, weights=weights, output=None)
     return SignatureEntry("predict", entries)
+
+
+def vocabulary_entry(words: VocabularySpec, file: str) -> VocabularyEntry:
+    return VocabularyEntry(
+        file=file,
+        size=len(words.keys),
+        first_id=words.first_id,
+        oov_id=words.oov_id,
+        num_oov_buckets=words.num_oov_buckets,
+        on_oov=words.on_oov,
+        key_dtype=words.key_dtype,
+    )
 
 
 def tensor_features(signature: PredictSignature) -> tuple[str, ...]:

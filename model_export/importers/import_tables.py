@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
-import tempfile
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,9 +29,10 @@ from model_export.exporter.versions import (
     LabelSource,
     finish,
     new_version_folder,
+    temporary_folder,
 )
 from model_export.graphs.reduced_table import REDUCED_KEY, chosen_dtypes
-from model_export.graphs.source import LOOKUP, lookup_entry
+from model_export.graphs.source import LOOKUP, VARIABLES_PREFIX, lookup_entry
 from model_export.importers.address import Address
 from model_export.importers.formats import open_table
 from model_export.importers.table_copy import (
@@ -47,7 +46,7 @@ from model_export.importers.table_copy import (
 )
 from model_export.importers.table_reader import Keys, with_keys
 from model_export.parity.comparison import ParityReport
-from model_export.parity.integrity import NONFINITE_KEY, VARIABLES_PREFIX, file_sizes
+from model_export.parity.integrity import NONFINITE_KEY, file_sizes
 from model_export.spec.features import ModelSpec, cut_spec
 from service.artifact.dict_vocabulary import lines_of
 from service.artifact.manifest import LookupFeature, Manifest, TableEntry, TableScale
@@ -110,18 +109,9 @@ def import_tables(
         )
         for name, source in tables.items()
     ]
-    made_base = not base.exists()
-    base.mkdir(parents=True, exist_ok=True)
-    # The temporary folder is on the target's file system, so that renaming it is atomic. The folder's name is no
-    # number, so no server loads it as a version.
-    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
-    try:
+    with temporary_folder(base) as temporary:
         copied = _copied(copies, keys or {}, temporary, progress or (lambda _: lambda done, total: None))
         _finish(temporary, target, model_spec(copied, chosen, policies), copied, labels, clock())
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if made_base and not any(base.iterdir()):
-            base.rmdir()
     return target
 
 
@@ -213,15 +203,11 @@ def _twin_parity(
 ) -> ParityReport:
     from model_export.parity.verify import check_parity
 
-    cut = cut_tables(tables, COMPARED_ROWS)
+    cut = [replace(table, vocabulary_size=min(COMPARED_ROWS, table.vocabulary_size)) for table in tables]
     copy_first_rows(artifact, manifest, cut, twin / VARIABLES_PREFIX)
     small = twin / "1"
     described = _saved(small, (twin / VARIABLES_PREFIX).parent, cut_spec(spec, COMPARED_ROWS), cut, {})
     return check_parity(small, described)
-
-
-def cut_tables(tables: Sequence[CopiedTable], rows: int) -> list[CopiedTable]:
-    return [replace(table, vocabulary_size=min(rows, table.vocabulary_size)) for table in tables]
 
 
 def copy_first_rows(artifact: Path, manifest: Manifest, tables: Sequence[CopiedTable], prefix: Path) -> None:

@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -26,7 +27,7 @@ import numpy as np
 from model_export.errors import ExportError
 from model_export.graphs.reduced_table import widened
 from model_export.importers.address import Address
-from model_export.importers.table_reader import CHUNK_BYTES, Chunk, TableReader, missing_library, rows_per_chunk
+from model_export.importers.table_reader import CHUNK_BYTES, Chunk, Rows, TableReader, missing_library, rows_per_chunk
 from service.artifact.hashes import crc32c_of, masked
 from service.types import Array
 
@@ -172,59 +173,43 @@ def open_npz(address: Address) -> TableReader:
     except (zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise ExportError(f"{address.path} is no .npz file, or is damaged or cut short: {error}") from error
     if info.compress_type == zipfile.ZIP_STORED:
-        return StoredMatrix(_raw_matrix(address, address.path, data_offset(address.path, info), header, what), info)
+        return stored_matrix(_raw_matrix(address, address.path, data_offset(address.path, info), header, what), info)
     if header.is_fortran:
         raise ExportError(f"{what} is compressed and in Fortran order; save np.ascontiguousarray(...) of it instead")
-    return _CompressedMember(address.path, info.filename, header, _npy_number_type(address, header, what))
+    number = _npy_number_type(address, header, what)
+    return Rows(header.shape[0], partial(_decompressed, address.path, info.filename, header, number))
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMatrix:
-    """A TableReader of a matrix in an uncompressed member of a zip archive, whose checksum is compared first."""
+def stored_matrix(matrix: RawMatrix, member: zipfile.ZipInfo) -> TableReader:
+    """Returns a reader of an uncompressed member of a zip archive, whose checksum is compared first."""
 
-    matrix: RawMatrix
-    member: zipfile.ZipInfo
-
-    @property
-    def num_rows(self) -> int:
-        return self.matrix.num_rows
-
-    def chunks(self) -> Iterator[Chunk]:
-        self.matrix.check_size()
+    def chunks() -> Iterator[Chunk]:
+        matrix.check_size()
         try:
-            with zipfile.ZipFile(self.matrix.path) as archive, archive.open(self.member) as file:
+            with zipfile.ZipFile(matrix.path) as archive, archive.open(member) as file:
                 while file.read(CHUNK_BYTES):
                     pass
         except (zipfile.BadZipFile, EOFError) as error:
-            raise ExportError(f"{self.matrix.path}:{self.member.filename} is damaged: {error}") from error
-        yield from self.matrix.chunks()
+            raise ExportError(f"{matrix.path}:{member.filename} is damaged: {error}") from error
+        yield from matrix.chunks()
+
+    return Rows(matrix.num_rows, chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class _CompressedMember:
-    path: Path
-    member: str
-    header: _Header
-    number: NumberType
-
-    @property
-    def num_rows(self) -> int:
-        return self.header.shape[0]
-
-    def chunks(self) -> Iterator[Chunk]:
-        rows, dim = self.header.shape
-        step = rows_per_chunk(dim)
-        try:
-            with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
-                file.read(self.header.num_bytes)
-                for start in range(0, rows, step):
-                    count = min(step, rows - start)
-                    data = file.read(count * dim * self.header.dtype.itemsize)
-                    if len(data) < count * dim * self.header.dtype.itemsize:
-                        raise ExportError(f"{self.path}:{self.member} is cut short after row {start:,} of {rows:,}")
-                    yield Chunk(self.number.numbers(np.frombuffer(data, self.number.dtype).reshape(count, dim)))
-        except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-            raise ExportError(f"{self.path}:{self.member} is damaged: {error}") from error
+def _decompressed(path: Path, member: str, header: _Header, number: NumberType) -> Iterator[Chunk]:
+    rows, dim = header.shape
+    step = rows_per_chunk(dim)
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+            file.read(header.num_bytes)
+            for start in range(0, rows, step):
+                count = min(step, rows - start)
+                data = file.read(count * dim * header.dtype.itemsize)
+                if len(data) < count * dim * header.dtype.itemsize:
+                    raise ExportError(f"{path}:{member} is cut short after row {start:,} of {rows:,}")
+                yield Chunk(number.numbers(np.frombuffer(data, number.dtype).reshape(count, dim)))
+    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise ExportError(f"{path}:{member} is damaged: {error}") from error
 
 
 def _raw_matrix(address: Address, path: Path, offset: int, header: _Header, what: str) -> RawMatrix:
@@ -367,24 +352,17 @@ def open_hdf5(address: Address) -> TableReader:
         dataset = found[name]
         if dataset.is_virtual or dataset.external:
             raise ExportError(f"{address.path}:{name} keeps its numbers in other files; copy it into one HDF5 file")
-        rows, dim = dataset.shape
-        return _Dataset(address.path, name, int(rows), int(dim), _number_type(dataset))
+        rows, dim = (int(size) for size in dataset.shape)
+        number = NUMBERS["bfloat16"] if _is_bfloat16(dataset) else NumberType(dataset.dtype)
 
+    def chunks() -> Iterator[Chunk]:
+        step = rows_per_chunk(dim)
+        with _opened(address.path) as file:
+            for start in range(0, rows, step):
+                stored = file[name][start : min(start + step, rows)]
+                yield Chunk(number.numbers(stored.view(number.dtype)))
 
-@dataclass(frozen=True, slots=True)
-class _Dataset:
-    path: Path
-    name: str
-    num_rows: int
-    dim: int
-    number: NumberType
-
-    def chunks(self) -> Iterator[Chunk]:
-        step = rows_per_chunk(self.dim)
-        with _opened(self.path) as file:
-            for start in range(0, self.num_rows, step):
-                stored = file[self.name][start : min(start + step, self.num_rows)]
-                yield Chunk(self.number.numbers(stored.view(self.number.dtype)))
+    return Rows(rows, chunks)
 
 
 def _is_matrix(item: Any) -> bool:
@@ -397,10 +375,6 @@ def _is_matrix(item: Any) -> bool:
 def _is_bfloat16(dataset: Any) -> bool:
     # Keras says in an attribute that the two bytes of a number are a bfloat16, a dtype that HDF5 lacks.
     return bool(dataset.attrs.get("dtype") == "bfloat16" and dataset.dtype.itemsize == 2)
-
-
-def _number_type(dataset: Any) -> NumberType:
-    return NUMBERS["bfloat16"] if _is_bfloat16(dataset) else NumberType(dataset.dtype)
 
 
 @contextmanager

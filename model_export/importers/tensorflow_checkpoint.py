@@ -10,18 +10,20 @@ table NAME_mht_IofN for each device. WriteStringTensor of tensorflow/core/util/t
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
 
 from model_export.adoption.spec import candidate_lines, find_variable, is_table
 from model_export.errors import ExportError
+from model_export.graphs.source import VARIABLES_PREFIX
 from model_export.importers.address import Address
 from model_export.importers.matrix_files import NUMBERS, RawMatrix
-from model_export.importers.table_reader import Chunk, Errors, TableReader, decoded, option, rows_per_chunk
-from model_export.parity.integrity import VARIABLES_PREFIX
+from model_export.importers.table_reader import Chunk, Errors, Keys, Rows, TableReader, decoded, option, rows_per_chunk
 from service.artifact.bundle import BundleEntry, read_bundle, read_varint
 from service.artifact.hashes import crc32c_of, masked
 from service.types import Array
@@ -92,37 +94,24 @@ def _open_hash_table(address: Address, table: HashTable, variables: Mapping[str,
             named.append(key)
     sizes = [len(some) for some in keys]
     places = np.stack([np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(n) for n in sizes])], axis=1)
-    return SortedHashTable(tuple(_matrix(entry) for entry in values), places[order], named)
+    return Rows(len(named), partial(_sorted_rows, [_matrix(entry) for entry in values], places[order], named))
 
 
-@dataclass(frozen=True, slots=True)
-class SortedHashTable:
-    """A TableReader of a hash table's values in the order of their keys.
-
-    places: [num_rows, 2] int64, the part that holds a row and the row's number in it. keys: one per row, ascending.
-    """
-
-    parts: tuple[RawMatrix, ...]
-    places: Array
-    keys: Sequence[str] | Sequence[int]
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.keys)
-
-    def chunks(self) -> Iterator[Chunk]:
-        for part in self.parts:
-            # Only whole values have a checksum, so they are read once in order, to compare it.
-            for _ in part.chunks():
-                pass
-        dim = self.parts[0].dim
-        for start in range(0, self.num_rows, step := rows_per_chunk(dim)):
-            places = self.places[start : start + step]
-            rows: Array = np.empty((len(places), dim), np.result_type(self.parts[0].read(0, 0)))
-            for number, part in enumerate(self.parts):
-                here = places[:, 0] == number
-                rows[here] = part.read_rows(places[here, 1])
-            yield Chunk(rows, self.keys[start : start + step])
+def _sorted_rows(parts: Sequence[RawMatrix], places: Array, keys: Keys) -> Iterator[Chunk]:
+    # Yields a hash table's values in the order of their keys. places: [n, 2] int64, the part that holds a row and the
+    # row's number in it.
+    for part in parts:
+        # Only whole values have a checksum, so they are read once in order, to compare it.
+        for _ in part.chunks():
+            pass
+    dim = parts[0].dim
+    for start in range(0, len(keys), step := rows_per_chunk(dim)):
+        here = places[start : start + step]
+        rows: Array = np.empty((len(here), dim), np.result_type(parts[0].read(0, 0)))
+        for number, part in enumerate(parts):
+            mine = here[:, 0] == number
+            rows[mine] = part.read_rows(here[mine, 1])
+        yield Chunk(rows, keys[start : start + step])
 
 
 def _real_rows(address: Address, table: HashTable, keys: Sequence[int | bytes], *, is_dense: bool) -> list[int]:
@@ -130,9 +119,7 @@ def _real_rows(address: Address, table: HashTable, keys: Sequence[int | bytes], 
     # does not name.
     if not is_dense:
         return list(range(len(keys)))
-    counts: dict[int | bytes, int] = {}
-    for key in keys:
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter(keys)
     most = max(counts, key=counts.__getitem__) if counts else 0
     named = {name: address.options.get(name) for name in ("empty_key", "deleted_key")}
     if missing := [name for name, value in named.items() if value is None]:
@@ -225,7 +212,11 @@ def _open_variable(name: str, variables: Mapping[str, BundleEntry], hash_table_l
     parts = tuple((part.start, _matrix(part.entry)) for part in entry.slices) or (((0, 0), _matrix(entry)),)
     for part_entry in (part.entry for part in entry.slices) if entry.slices else (entry,):
         _check_file(part_entry, name)
-    return parts[0][1] if len(parts) == 1 else _Partitioned(entry.shape[0], entry.shape[1], parts)
+    return (
+        parts[0][1]
+        if len(parts) == 1
+        else Rows(entry.shape[0], partial(_joined, entry.shape[0], entry.shape[1], parts))
+    )
 
 
 def _check_file(entry: BundleEntry, name: str) -> None:
@@ -247,34 +238,24 @@ def _matrix(entry: BundleEntry) -> RawMatrix:
     return RawMatrix(entry.file, entry.offset, rows, dim, NUMBERS[entry.dtype], crc32c=entry.crc32c)
 
 
-@dataclass(frozen=True, slots=True)
-class _Partitioned:
-    """A variable saved in parts (by rows, columns or both) that cover the matrix without overlap."""
-
-    num_rows: int
-    dim: int
-    parts: tuple[tuple[tuple[int, ...], RawMatrix], ...]
-
-    def chunks(self) -> Iterator[Chunk]:
-        covered = sum(part.num_rows * part.dim for _, part in self.parts)
-        if covered != self.num_rows * self.dim:
-            raise ExportError(f"the saved parts hold {covered:,} numbers, the variable {self.num_rows * self.dim:,}")
-        for _, part in self.parts:
-            part.check_size()
-        if all(part.dim == self.dim for _, part in self.parts):
-            # If the variable is split by rows only, read the parts one after the other, and compare their checksums
-            # meanwhile.
-            for _, part in self.parts:
-                yield from part.chunks()
-            return
-        step = rows_per_chunk(self.dim)
-        for start in range(0, self.num_rows, step):
-            yield Chunk(self._rows(start, min(start + step, self.num_rows)))
-
-    def _rows(self, start: int, stop: int) -> Array:
-        out = np.empty((stop - start, self.dim), np.result_type(self.parts[0][1].read(0, 0)))
-        for (row, column), part in self.parts:
+def _joined(num_rows: int, dim: int, parts: Sequence[tuple[tuple[int, ...], RawMatrix]]) -> Iterator[Chunk]:
+    # Yields the rows of a variable saved in parts (by rows, columns or both) that cover the matrix without overlap.
+    covered = sum(part.num_rows * part.dim for _, part in parts)
+    if covered != num_rows * dim:
+        raise ExportError(f"the saved parts hold {covered:,} numbers, the variable {num_rows * dim:,}")
+    for _, part in parts:
+        part.check_size()
+    if all(part.dim == dim for _, part in parts):
+        # If the variable is split by rows only, read the parts one after the other, and compare their checksums
+        # meanwhile.
+        for _, part in parts:
+            yield from part.chunks()
+        return
+    for start in range(0, num_rows, step := rows_per_chunk(dim)):
+        stop = min(start + step, num_rows)
+        out: Array = np.empty((stop - start, dim), np.result_type(parts[0][1].read(0, 0)))
+        for (row, column), part in parts:
             first, last = max(start, row), min(stop, row + part.num_rows)
             if first < last:
                 out[first - start : last - start, column : column + part.dim] = part.read(first - row, last - row)
-        return out
+        yield Chunk(out)

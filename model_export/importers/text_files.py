@@ -14,6 +14,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any, BinaryIO, Literal
 
@@ -26,6 +27,7 @@ from model_export.importers.table_reader import (
     Errors,
     KeyDtypeChoice,
     KeysChoice,
+    Rows,
     TableReader,
     chunked,
     decoded,
@@ -97,10 +99,7 @@ class _Csv:
     columns: tuple[int, ...]
     has_integers: bool
     errors: str
-
-    @property
-    def num_rows(self) -> int | None:
-        return None
+    num_rows: None = None
 
     def chunks(self) -> Iterator[Chunk]:
         return chunked(self._rows(), len(self.columns), has_keys=self.key is not None)
@@ -244,7 +243,7 @@ def open_binary(address: Address) -> TableReader:
     header = _header(line)
     if header is None:
         raise ExportError(f"{source.name} is not word2vec's binary format: no first line such as '3000000 300'")
-    return _Binary(source, *header, errors)
+    return Rows(None if errors == "skip" else header[0], partial(_binary_chunks, source, *header, errors))
 
 
 def _header(line: bytes) -> tuple[int, int] | None:
@@ -331,29 +330,18 @@ class _Text:
         return decoded(word, self.errors, where), row
 
 
-@dataclass(frozen=True, slots=True)
-class _Binary:
-    source: ByteSource
-    header_rows: int
-    dim: int
-    errors: str
-
-    @property
-    def num_rows(self) -> int | None:
-        return None if self.errors == "skip" else self.header_rows
-
-    def chunks(self) -> Iterator[Chunk]:
-        return chunked(self._rows(), self.dim, has_keys=True)
-
-    def _rows(self) -> Iterator[tuple[str, np.ndarray]]:
-        with self.source.open() as file:
+def _binary_chunks(source: ByteSource, num_rows: int, dim: int, errors: str) -> Iterator[Chunk]:
+    def rows() -> Iterator[tuple[str, np.ndarray]]:
+        with source.open() as file:
             file.readline()
-            words = _BinaryWords(file, self.source.name, self.dim)
-            for i in range(self.header_rows):
-                word, row = words.next_word(i, self.header_rows)
-                if (key := decoded(word, self.errors, f"{self.source.name}, row {i}")) is not None:
+            words = _BinaryWords(file, source.name, dim)
+            for i in range(num_rows):
+                word, row = words.next_word(i, num_rows)
+                if (key := decoded(word, errors, f"{source.name}, row {i}")) is not None:
                     yield key, row
-            words.check_end(self.header_rows)
+            words.check_end(num_rows)
+
+    return chunked(rows(), dim, has_keys=True)
 
 
 class _BinaryWords:

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from model_export.errors import ExportError
 from model_export.importers.address import Address
-from model_export.importers.matrix_files import NUMBERS, RawMatrix, StoredMatrix, data_offset
+from model_export.importers.matrix_files import NUMBERS, RawMatrix, data_offset, stored_matrix
 from model_export.importers.table_reader import TableReader
 
 _NUMBERS = {
@@ -94,7 +94,7 @@ def open_torch(address: Address) -> TableReader:
     if member is None or member.compress_type != zipfile.ZIP_STORED or end > member.file_size or tensor.offset < 0:
         raise ExportError(f"{path} is damaged: it lacks numbers of {name!r} in data/{tensor.storage.key}")
     offset = data_offset(path, member) + tensor.offset * number.dtype.itemsize
-    return StoredMatrix(RawMatrix(path, offset, rows, dim, number, is_fortran=is_fortran), member)
+    return stored_matrix(RawMatrix(path, offset, rows, dim, number, is_fortran=is_fortran), member)
 
 
 class _UnknownName(Exception):

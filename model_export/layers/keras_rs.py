@@ -70,7 +70,10 @@ class KerasRsSource(LookupSource):
         for layer in layers:
             configs = layer.get_config()
             tables |= _tables(layer, configs["tables"])
-            for path, config in _flatten_features(configs["feature_configs"]):
+            # get_config() describes a feature by a dict, which flatten_with_paths() would flatten too, so each dict is
+            # wrapped.
+            for path, wrapped in flatten_with_paths(_wrapped(configs["feature_configs"])):
+                config = wrapped()
                 name = input_name(path or config["name"])
                 name = renamed.pop(name, name)
                 paths[path] = _feature(name, config, configs["tables"], max_ids_per_row, vocabularies, on_too_many_ids)
@@ -164,11 +167,6 @@ def _tables(layer: Any, configs: list[dict[str, Any]]) -> dict[str, Any]:
             table = tf.Variable(np.asarray(table), name=config["name"])
         tables[input_name(config["name"])] = table
     return tables
-
-
-def _flatten_features(configs: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    # get_config() describes a feature by a dict, which flatten_with_paths() would flatten too, so each dict is wrapped.
-    return [(path, leaf()) for path, leaf in flatten_with_paths(_wrapped(configs))]
 
 
 def _wrapped(configs: Any) -> Any:

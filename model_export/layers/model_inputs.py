@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -142,8 +142,10 @@ def matched_inputs(sources: Sequence[str], paths: Sequence[str]) -> dict[str, st
 def _traced(model: Any) -> _Feeds:
     feeds = _Feeds()
     by_tensor = {id(tensor): path for path, tensor in flatten_with_paths(model.input)}
+    ours = {id(node) for nodes in model._nodes_by_depth.values() for node in nodes}
     for layer in introspection.embedding_layers(model):
-        for node in _calls_within(model, layer):
+        # Other models may call the same layer; their calls are left out.
+        for node in (node for node in layer.inbound_nodes if id(node) in ours):
             features = node.call_args[0] if node.call_args else node.call_kwargs["features"]
             weights = node.call_args[1] if len(node.call_args) > 1 else node.call_kwargs.get("weights")
             for path, tensor in flatten_with_paths(features):
@@ -154,12 +156,6 @@ def _traced(model: Any) -> _Feeds:
                 if id(tensor) in by_tensor:
                     feeds.weights[by_tensor[id(tensor)]] = path
     return feeds
-
-
-def _calls_within(model: Any, layer: Any) -> Iterator[Any]:
-    # Only calls of the layer inside this model are returned, because other models may call the same layer.
-    ours = {id(node) for nodes in model._nodes_by_depth.values() for node in nodes}
-    return (node for node in layer.inbound_nodes if id(node) in ours)
 
 
 def _source(tensor: Any) -> tuple[Any, Any]:

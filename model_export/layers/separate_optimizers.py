@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from model_export.errors import ExportError
@@ -33,25 +34,12 @@ _SLOTS: dict[type, tuple[str, ...]] = {
     AdamParameters: ("momenta", "velocities"),
     FtrlParameters: ("accumulators", "linears"),
 }
-# Settings that an optimizer of tf.tpu has under the same names as its parameters here.
-_SHARED = (
-    "use_gradient_accumulation",
-    "clip_weight_min",
-    "clip_weight_max",
-    "weight_decay_factor",
-    "multiply_weight_decay_factor_by_learning_rate",
-    "clip_gradient_min",
-    "clip_gradient_max",
-)
-_OF_FTRL = (
-    "learning_rate_power",
-    "initial_accumulator_value",
-    "l1_regularization_strength",
-    "l2_regularization_strength",
-    "multiply_linear_by_learning_rate",
-    "beta",
-    "allow_zero_accumulator",
-)
+
+
+def _settings(optimizer: Any, parameters: type) -> dict[str, Any]:
+    # Returns the settings that an optimizer of tf.tpu has under the same names as its parameters here.
+    names = [one.name for one in fields(parameters) if one.name != "learning_rate"]
+    return {name: getattr(optimizer, name) for name in names}
 
 
 def apply_tpu_optimizer(table: TableVariables, gradient: Any) -> None:
@@ -82,7 +70,7 @@ def learning_rate(optimizer: Any) -> Any:
 def optimization_parameters(optimizer: Any) -> OptimizationParameters:
     """Returns the constants of a tf.tpu optimizer; the learning rate is 0 if the optimizer has a callable for it."""
     rate = 0.0 if callable(optimizer.learning_rate) else optimizer.learning_rate
-    shared = {"learning_rate": rate, **{name: getattr(optimizer, name) for name in _SHARED}}
+    shared = {"learning_rate": rate, **_settings(optimizer, StochasticGradientDescentParameters)}
     match optimizer:
         case embedding.Adagrad():
             return AdagradParameters(initial_accumulator=optimizer.initial_accumulator_value, **shared)
@@ -96,7 +84,7 @@ def optimization_parameters(optimizer: Any) -> OptimizationParameters:
                 **shared,
             )
         case embedding.FTRL():
-            return FtrlParameters(**{name: getattr(optimizer, name) for name in _OF_FTRL}, **shared)
+            return FtrlParameters(rate, **_settings(optimizer, FtrlParameters))
         case embedding.SGD():
             return StochasticGradientDescentParameters(**shared)
     raise ExportError(f"optimizer {type(optimizer).__name__} can not train tables on a CPU")

@@ -22,7 +22,6 @@ from service.types import TABLE_DTYPES, Array, saved_dtype, stored_columns
 # Key in the manifest's provenance. Its value maps a table to its count of NaN and infinite numbers, if the export
 # allowed them.
 NONFINITE_KEY = "nonfinite_values"
-VARIABLES_PREFIX = "variables/variables"
 _CHUNK_BYTES = 16 << 20
 
 

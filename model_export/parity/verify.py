@@ -122,12 +122,9 @@ class DeviceComparison:
             self._run(self._names[1], case)
         except GraphRefusedError:
             return
-        feature = next(n for n, f in self._manifest.signatures[self._names[0]].features.items() if self._is_of(f, case))
+        features = self._manifest.signatures[self._names[0]].features
+        feature = next(name for name, one in features.items() if case.refused.startswith(one.ids + ":"))
         self._note(feature, f"refused here, answered there: {case.refused}", 1, 0.0, {})
-
-    @staticmethod
-    def _is_of(feature: LookupFeature, case: Case) -> bool:
-        return case.refused.startswith(feature.ids + ":")
 
     def _run(self, name: str, case: Case) -> dict[str, Array]:
         return self._runner.run(name, case.inputs(self._manifest.signatures[name]))

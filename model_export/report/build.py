@@ -291,11 +291,12 @@ def build_report(
     if options.reads_tables:
         tables = [_read_table(artifact, manifest, table, options, labels.get(table.name), progress) for table in tables]
     provenance = {} if manifest is None else dict(manifest.provenance)
+    files = sorted(artifact.rglob("*"))
     history = provenance.pop("history", None) if options.run is None else read_run_history(options.run)
     report = ArtifactReport(
         folder=str(artifact),
         has_manifest=manifest is not None,
-        files=_file_sizes(artifact),
+        files={path.relative_to(artifact).as_posix(): path.stat().st_size for path in files if path.is_file()},
         meta_graphs=meta_graphs,
         tables=tuple(tables),
         features=() if manifest is None else tuple(_features(manifest)),
@@ -391,11 +392,6 @@ def _features(manifest: Manifest) -> Iterator[FeatureReport]:
     for name, feature in manifest.features.items():
         vocabulary = None if feature.vocabulary is None else manifest.vocabularies[feature.vocabulary]
         yield FeatureReport(name, feature.table, feature.vocabulary, vocabulary)
-
-
-def _file_sizes(artifact: Path) -> dict[str, int]:
-    paths = sorted(path for path in artifact.rglob("*") if path.is_file())
-    return {path.relative_to(artifact).as_posix(): path.stat().st_size for path in paths}
 
 
 def _notes(

@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from google.protobuf.text_encoding import CEscape
@@ -35,6 +35,7 @@ from model_export.row_names import LabelFile, Labels
 from model_export.statistics.table_health import TableRows, sample_ids
 from model_export.statistics.table_statistics import TableStatistics
 from service.artifact.manifest import Manifest
+from service.comparison.document import plain
 
 CONFIG = "projector_config.pbtxt"
 # Maximal number of points that TensorBoard reads for a table.
@@ -182,25 +183,25 @@ def verify(arguments: argparse.Namespace) -> None:
 
 
 def _build(artifact: Path, options: ReportOptions) -> ArtifactReport:
-    with tqdm(unit="row", unit_scale=True, leave=False, disable=None, file=sys.stderr) as bar:
-        shown = rows_shown(bar)
+    with shown_rows() as shown:
         return build_report(artifact, options, progress=lambda table: shown(f"reading {table}"))
 
 
-def rows_shown(bar: tqdm[NoReturn]) -> Callable[[str], Callable[[int, int | None], None]]:
-    """Returns show_table(name), which labels the progress bar and returns a function that sets (rows done, of rows)."""
-
-    def progress(what: str) -> Callable[[int, int | None], None]:
-        bar.reset()
-        bar.set_description(what)
+@contextmanager
+def shown_rows() -> Iterator[Callable[[str], Callable[[int, int | None], None]]]:
+    """Shows a progress bar; yields a function that labels it, and returns a function that sets (rows done, of rows)."""
+    with tqdm(unit="row", unit_scale=True, mininterval=0.5, leave=False, disable=None, file=sys.stderr) as bar:
 
         def show(done: int, rows: int | None) -> None:
             bar.total = rows
             bar.update(done - bar.n)
 
-        return show
+        def progress(what: str) -> Callable[[int, int | None], None]:
+            bar.reset()
+            bar.set_description(what)
+            return show
 
-    return progress
+        yield progress
 
 
 def _write_html(report: ArtifactReport, arguments: argparse.Namespace) -> None:
@@ -259,7 +260,7 @@ def to_json(report: ArtifactReport) -> str:
         "statistics": list(map(_statistics, report.statistics)),
         "parity": None if report.parity is None else report.parity.to_json(),
     }
-    return json.dumps(_plain(document), indent=1, allow_nan=False) + "\n"
+    return json.dumps(plain(document), indent=1, allow_nan=False) + "\n"
 
 
 def _statistics(found: TableStatistics) -> dict[str, Any]:
@@ -277,15 +278,3 @@ def _statistics(found: TableStatistics) -> dict[str, Any]:
         "hot_ids": [(hot.id, hot.count) for hot in found.hot_ids(_HOT_IDS)],
         "partitions": found.partition_loads,
     }
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from model_export.graphs.reduced_table import widened
+from model_export.graphs.source import VARIABLES_PREFIX
 from model_export.report.document import TableReport
 from model_export.statistics.table_health import TableRows
 from service.artifact.bundle import BundleEntry, read_bundle
@@ -17,7 +18,6 @@ from service.artifact.manifest import Manifest
 from service.errors import ArtifactError
 from service.types import TABLE_DTYPES, Array, stored_columns
 
-_PREFIX = Path("variables") / "variables"
 _KEY_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 # Maps the checkpoint's dtype of a variable to the numpy dtype as which its bytes are read.
 _READABLE: Mapping[str, str] = {"float16": "<f2", "float32": "<f4", "float64": "<f8", "bfloat16": "<u2"}
@@ -47,11 +47,11 @@ def matrix_variables(artifact: Path) -> list[TableReport]:
     Raises:
       ArtifactError: variables/variables.index exists, but can not be read.
     """
-    if not (artifact / _PREFIX).with_suffix(".index").exists():
+    if not (artifact / VARIABLES_PREFIX).with_suffix(".index").exists():
         return []
     found = [
         _variable(artifact, key, entry)
-        for key, entry in read_bundle(artifact / _PREFIX).items()
+        for key, entry in read_bundle(artifact / VARIABLES_PREFIX).items()
         if len(entry.shape) == 2 and entry.dtype in _READABLE
     ]
     return sorted(found, key=lambda table: (-table.vocabulary_size * table.embedding_dim, table.name))
@@ -128,7 +128,7 @@ def map_table(artifact: Path, table: TableReport) -> TableRows:
 
 
 def _map_slices(artifact: Path, variable: str, dtype: str) -> TableRows:
-    entry = read_bundle(artifact / _PREFIX)[variable]
+    entry = read_bundle(artifact / VARIABLES_PREFIX)[variable]
     position = 0
     for start, part in entry.slices:
         if start != (position, 0) or part.shape[1:] != entry.shape[1:]:

@@ -37,11 +37,6 @@ SUPPORTED_COLUMNS = tuple(_TENSORFLOW + ".".join(names) for names in _CLASSES)
 """Column classes that an EmbeddingConfigSpec accepts; this package's columns are subclasses of them."""
 
 
-def is_supported_column(column: Any) -> bool:
-    """Says whether EmbeddingConfigSpec accepts a column: only embedding columns and numeric columns."""
-    return any(f"{base.__module__}.{base.__name__}" in SUPPORTED_COLUMNS for base in type(column).__mro__)
-
-
 def uses_tensor_core(column: Any) -> bool:
     device = getattr(column, "embedding_lookup_device", None) or getattr(column, "_embedding_lookup_device", None)
     # TensorFlow stores a column's lookup device as an enum; its members have the names of the devices in upper case.
@@ -138,7 +133,7 @@ class EmbeddingConfigSpec:
 
 def _check_columns(columns: Sequence[Any]) -> None:
     for column in columns:
-        if not is_supported_column(column):
+        if not any(f"{base.__module__}.{base.__name__}" in SUPPORTED_COLUMNS for base in type(column).__mro__):
             raise TypeError(f"All feature columns must be supported types in {SUPPORTED_COLUMNS}. Got {type(column)}")
 
 

@@ -21,14 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from service.artifact.manifest import (
-    BadIdPolicy,
-    Combiner,
-    KeyDtype,
-    OovPolicy,
-    TooManyPolicy,
-    WeightPolicy,
-)
+from service.artifact.manifest import BadIdPolicy, Combiner, KeyDtype, OovPolicy, TooManyPolicy, WeightPolicy
 from service.errors import did_you_mean
 from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX
 

@@ -178,8 +178,8 @@ class VersionDiff:
         return max(judged, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        fields: dict[str, Any] = _plain(self)
-        return {**fields, "drift_percent": _plain(self.drift_percent), "drifted_cosine": DRIFTED_COSINE}
+        fields: dict[str, Any] = plain(self)
+        return {**fields, "drift_percent": plain(self.drift_percent), "drifted_cosine": DRIFTED_COSINE}
 
 
 def _refusals(table: TableDiff, max_drift: float, old: str) -> Iterator[str]:
@@ -213,13 +213,13 @@ def _refusals(table: TableDiff, max_drift: float, old: str) -> Iterator[str]:
         )
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -141,7 +141,7 @@ def test_nan_in_a_table_refuses_the_export_unless_allowed(tmp_path: Path) -> Non
     tables["item"][3] = [np.nan, np.inf]
     with pytest.raises(ExportError, match="'item' holds 2 numbers that are NaN or infinity"):
         export(two_features(tables=tables), tmp_path / "m", signatures=["lookup"])
-    assert list((tmp_path / "m").iterdir()) == []
+    assert not (tmp_path / "m").exists()
     artifact = export(two_features(tables=tables), tmp_path / "m", signatures=["lookup"], allow_nonfinite=True)
     assert manifest_of(artifact).provenance["nonfinite_values"] == {"item": 2}
     assert verify_artifact(artifact).signatures["lookup"].max_absolute_error == 0

@@ -13,9 +13,9 @@ from loadtest.foreign.models import all_models
 from model_export.adoption.discovery import Discovery, discover
 from model_export.adoption.key_evaluation import Evaluation, KeyFunction
 from model_export.adoption.key_graph import FORMS, Fixed, Hashed, Known, NotRead, Shifted, Within
-from model_export.adoption.opened_graph import Read, RowRead, SignatureGraph
 from model_export.adoption.reading import Reading
 from model_export.adoption.roles import Roles
+from model_export.answers.opened_graph import Read, RowRead, SignatureGraph
 from model_export.errors import ExportError
 from service.artifact.hashes import fingerprint64
 from service.artifact.manifest import LookupFeature, SignatureEntry, VocabularyEntry
@@ -36,11 +36,15 @@ open_signatures = Late("model_export.graphs.signature_runner", "open_signatures"
 # Op -> (how it is applied to a tensor x, expected kind of the result by kind of x). "!": the op ends the description.
 # A kind that is left out can not be the op's input, by its dtype or rank. p has the placeholders of `tensors`.
 Apply = Callable[[Any, Any, Any], Any]
+
+
+def alike(ops: str, told: str, call: Apply) -> dict[str, tuple[Apply, str]]:
+    """Returns rows of ops that are applied in one way and have one expected kind; call takes the op in place of raw."""
+    return {op: (lambda raw, x, p, op=op: call(getattr(raw, op), x, p), told) for op in ops.split()}
+
+
 MATRIX: dict[str, tuple[Apply, str]] = {
-    "Identity": (lambda raw, x, p: raw.Identity(input=x), "L:L K:K W:W V:V Q:Q N:N"),
-    "Snapshot": (lambda raw, x, p: raw.Snapshot(input=x), "L:L K:K W:W V:V Q:Q N:N"),
-    "StopGradient": (lambda raw, x, p: raw.StopGradient(input=x), "L:L K:K W:W V:V Q:Q N:N"),
-    "PreventGradient": (lambda raw, x, p: raw.PreventGradient(input=x), "L:L K:K W:W V:V Q:Q N:N"),
+    **alike("Identity Snapshot StopGradient PreventGradient", "L:L K:K W:W V:V Q:Q N:N", lambda op, x, p: op(input=x)),
     "Reshape": (lambda raw, x, p: raw.Reshape(tensor=x, shape=[-1]), "L:L K:K W:W V:V Q:Q N:N"),
     "ExpandDims": (lambda raw, x, p: raw.ExpandDims(input=x, axis=1), "L:L K:K W:W V:V Q:Q N:N"),
     "Squeeze": (lambda raw, x, p: raw.Squeeze(input=x, axis=[]), "L:L K:K W:W V:V Q:Q N:N"),
@@ -61,69 +65,56 @@ MATRIX: dict[str, tuple[Apply, str]] = {
     "Fill": (lambda raw, x, p: raw.Fill(dims=p["size"], value=p["first"](x)), "L:L K:! W:! V:! Q:! N:!"),
     "Pack": (lambda raw, x, p: raw.Pack(values=[x, x]), "L:L K:! W:! V:! Q:! N:!"),
     "ConcatV2": (lambda raw, x, p: raw.ConcatV2(values=[x, x], axis=0), "L:L K:! W:! V:! Q:! N:!"),
-    "Shape": (lambda raw, x, p: raw.Shape(input=x), "L:L K:L W:L V:L Q:L N:L"),
-    "Size": (lambda raw, x, p: raw.Size(input=x), "L:L K:L W:L V:L Q:L N:L"),
-    "Rank": (lambda raw, x, p: raw.Rank(input=x), "L:L K:L W:L V:L Q:L N:L"),
-    "ZerosLike": (lambda raw, x, p: raw.ZerosLike(x=x), "L:L K:K W:L V:L Q:L N:L"),
-    "OnesLike": (lambda raw, x, p: raw.OnesLike(x=x), "L:L K:K W:L V:L Q:L N:L"),
+    **alike("Shape Size Rank", "L:L K:L W:L V:L Q:L N:L", lambda op, x, p: op(input=x)),
+    **alike("ZerosLike OnesLike", "L:L K:K W:L V:L Q:L N:L", lambda op, x, p: op(x=x)),
     "Where": (lambda raw, x, p: raw.Where(condition=x), "L:L K:L W:L V:! Q:! N:!"),
     "Unique": (lambda raw, x, p: raw.Unique(x=p["flat"](x)).y, "L:L K:K W:! V:! Q:! N:!"),
     "SparseFillEmptyRows": (
-        lambda raw, x, p: raw.SparseFillEmptyRows(
-            indices=p["indices"], values=x, dense_shape=p["size2"], default_value=p["one"](x)
-        ).output_values,
+        lambda raw, x, p: (
+            raw.SparseFillEmptyRows(
+                indices=p["indices"], values=x, dense_shape=p["size2"], default_value=p["one"](x)
+            ).output_values
+        ),
         "L:L K:K W:W V:! Q:! N:!",
     ),
     "RaggedTensorToSparse": (
-        lambda raw, x, p: raw.RaggedTensorToSparse(
-            rt_nested_splits=[p["L"]], rt_dense_values=x
-        ).sparse_values,
+        lambda raw, x, p: raw.RaggedTensorToSparse(rt_nested_splits=[p["L"]], rt_dense_values=x).sparse_values,
         "L:L K:K W:W V:! Q:! N:!",
     ),
     "DynamicPartition": (
         lambda raw, x, p: raw.DynamicPartition(data=x, partitions=p["parts"], num_partitions=2)[0],
         "L:L K:K W:! V:! Q:! N:!",
     ),
-    "ParallelDynamicStitch": (
-        lambda raw, x, p: raw.ParallelDynamicStitch(indices=[p["L"]], data=[x]),
+    **alike(
+        "ParallelDynamicStitch DynamicStitch",
         "L:! K:! W:! V:V Q:! N:!",
-    ),
-    "DynamicStitch": (
-        lambda raw, x, p: raw.DynamicStitch(indices=[p["L"]], data=[x]), "L:! K:! W:! V:V Q:! N:!"
+        lambda op, x, p: op(indices=[p["L"]], data=[x]),
     ),
     "AsString": (lambda raw, x, p: raw.AsString(input=x), "L:L K:K W:! V:! Q:! N:!"),
     "StringToHashBucketFast": (
-        lambda raw, x, p: raw.StringToHashBucketFast(input=raw.AsString(input=x), num_buckets=9), "L:L K:K W:!"
+        lambda raw, x, p: raw.StringToHashBucketFast(input=raw.AsString(input=x), num_buckets=9),
+        "L:L K:K W:!",
     ),
     "LookupTableFindV2": (
-        lambda raw, x, p: raw.LookupTableFindV2(
-            table_handle=p["table"], keys=x, default_value=np.int64(0)
-        ),
+        lambda raw, x, p: raw.LookupTableFindV2(table_handle=p["table"], keys=x, default_value=np.int64(0)),
         "K:K",
     ),
-    "FloorMod": (lambda raw, x, p: raw.FloorMod(x=x, y=p["one"](x)), "L:L K:K W:! V:! Q:! N:!"),
-    "FloorDiv": (lambda raw, x, p: raw.FloorDiv(x=x, y=p["one"](x)), "L:L K:K W:! V:! Q:! N:!"),
     "Cast": (lambda raw, x, p: raw.Cast(x=x, DstT=p["other"](x)), "L:L K:K W:W V:! Q:! N:!"),
-    "Add": (lambda raw, x, p: raw.Add(x=x, y=p["one"](x)), "L:L K:K W:W V:! Q:! N:N"),
-    "AddV2": (lambda raw, x, p: raw.AddV2(x=x, y=p["one"](x)), "L:L K:K W:W V:! Q:! N:N"),
-    "Sub": (lambda raw, x, p: raw.Sub(x=x, y=p["one"](x)), "L:L K:K W:W V:! Q:! N:N"),
-    "Mul": (lambda raw, x, p: raw.Mul(x=x, y=p["one"](x)), "L:L K:K W:W V:V Q:! N:N"),
-    "RealDiv": (lambda raw, x, p: raw.RealDiv(x=x, y=p["one"](x)), "W:W V:V Q:! N:N"),
-    "DivNoNan": (lambda raw, x, p: raw.DivNoNan(x=x, y=p["one"](x)), "W:W V:V Q:! N:N"),
+    **{
+        op: row
+        for ops, told in (
+            ("FloorMod FloorDiv", "L:L K:K W:! V:! Q:! N:!"),
+            ("Add AddV2 Sub", "L:L K:K W:W V:! Q:! N:N"),
+            ("Maximum Minimum Less LessEqual Greater GreaterEqual Equal NotEqual", "L:L K:K W:W V:! Q:! N:N"),
+            ("Mul", "L:L K:K W:W V:V Q:! N:N"),
+            ("RealDiv DivNoNan", "W:W V:V Q:! N:N"),
+            ("Pow", "L:L K:! W:W V:! Q:! N:!"),
+        )
+        for op, row in alike(ops, told, lambda op, x, p: op(x=x, y=p["one"](x))).items()
+    },
     "Square": (lambda raw, x, p: raw.Square(x=x), "L:L K:! W:W V:Q Q:! N:!"),
-    "Pow": (lambda raw, x, p: raw.Pow(x=x, y=p["one"](x)), "L:L K:! W:W V:! Q:! N:!"),
-    "Sqrt": (lambda raw, x, p: raw.Sqrt(x=x), "W:W V:! Q:! N:N"),
-    "Rsqrt": (lambda raw, x, p: raw.Rsqrt(x=x), "W:W V:! Q:! N:N"),
-    "Maximum": (lambda raw, x, p: raw.Maximum(x=x, y=p["one"](x)), "L:L K:K W:W V:! Q:! N:N"),
-    "Minimum": (lambda raw, x, p: raw.Minimum(x=x, y=p["one"](x)), "L:L K:K W:W V:! Q:! N:N"),
-    "Less": (lambda raw, x, p: raw.Less(x=x, y=p["one"](x)), "L:L K:K W:W V:! Q:! N:N"),
-    "LessEqual": (lambda raw, x, p: raw.LessEqual(x=x, y=p["one"](x)), "L:L K:K W:W V:! Q:! N:N"),
-    "Greater": (lambda raw, x, p: raw.Greater(x=x, y=p["one"](x)), "L:L K:K W:W V:! Q:! N:N"),
-    "GreaterEqual": (lambda raw, x, p: raw.GreaterEqual(x=x, y=p["one"](x)), "L:L K:K W:W V:! Q:! N:N"),
-    "Equal": (lambda raw, x, p: raw.Equal(x=x, y=p["one"](x)), "L:L K:K W:W V:! Q:! N:N"),
-    "NotEqual": (lambda raw, x, p: raw.NotEqual(x=x, y=p["one"](x)), "L:L K:K W:W V:! Q:! N:N"),
-    "LogicalAnd": (lambda raw, x, p: raw.LogicalAnd(x=p["true"](x), y=True), "L:L K:K W:W N:N"),
-    "LogicalOr": (lambda raw, x, p: raw.LogicalOr(x=p["true"](x), y=True), "L:L K:K W:W N:N"),
+    **alike("Sqrt Rsqrt", "W:W V:! Q:! N:N", lambda op, x, p: op(x=x)),
+    **alike("LogicalAnd LogicalOr", "L:L K:K W:W N:N", lambda op, x, p: op(x=p["true"](x), y=True)),
     "LogicalNot": (lambda raw, x, p: raw.LogicalNot(x=p["true"](x)), "L:L K:K W:W N:N"),
     "Select": (lambda raw, x, p: raw.Select(condition=True, x=x, y=x), "L:L K:K W:W V:V Q:! N:N"),
     "SelectV2": (lambda raw, x, p: raw.SelectV2(condition=True, t=x, e=x), "L:L K:K W:W V:V Q:! N:N"),
@@ -135,30 +126,27 @@ MATRIX: dict[str, tuple[Apply, str]] = {
         lambda raw, x, p: raw.UnsortedSegmentSum(data=x, segment_ids=p["L"], num_segments=3),
         "L:L K:! W:W V:V Q:! N:!",
     ),
-    **{
-        f"SparseSegment{kind}{many}": (
-            lambda raw, x, p, op=f"SparseSegment{kind}{many}", more=bool(many): getattr(raw, op)(
-                data=x, indices=p["L"], segment_ids=p["L"], **({"num_segments": 3} if more else {})
-            ),
-            "W:! V:V Q:! N:!",
-        )
-        for kind in ("Sum", "Mean", "SqrtN")
-        for many in ("", "WithNumSegments")
-    },
-    "Prod": (lambda raw, x, p: raw.Prod(input=x, axis=0), "L:L K:! W:! V:! Q:! N:!"),
-    "Max": (lambda raw, x, p: raw.Max(input=x, axis=0), "L:L K:! W:! V:! Q:! N:!"),
-    "Min": (lambda raw, x, p: raw.Min(input=x, axis=0), "L:L K:! W:! V:! Q:! N:!"),
-    "All": (lambda raw, x, p: raw.All(input=p["true"](x), axis=0), "L:L K:! W:! N:!"),
-    "Any": (lambda raw, x, p: raw.Any(input=p["true"](x), axis=0), "L:L K:! W:! N:!"),
+    **alike(
+        "SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN",
+        "W:! V:V Q:! N:!",
+        lambda op, x, p: op(data=x, indices=p["L"], segment_ids=p["L"]),
+    ),
+    **alike(
+        "SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments SparseSegmentSqrtNWithNumSegments",
+        "W:! V:V Q:! N:!",
+        lambda op, x, p: op(data=x, indices=p["L"], segment_ids=p["L"], num_segments=3),
+    ),
+    **alike("Prod Max Min", "L:L K:! W:! V:! Q:! N:!", lambda op, x, p: op(input=x, axis=0)),
+    **alike("All Any", "L:L K:! W:! N:!", lambda op, x, p: op(input=p["true"](x), axis=0)),
     "Range": (lambda raw, x, p: raw.Range(start=p["first"](x), limit=p["one"](x), delta=p["one"](x)), "L:L K:! W:!"),
     "Cumsum": (lambda raw, x, p: raw.Cumsum(x=x, axis=0), "L:L K:! W:! V:! Q:! N:!"),
     "SparseReshape": (
-        lambda raw, x, p: raw.SparseReshape(
-            input_indices=p["indices"], input_shape=p["size2"], new_shape=x
-        ).output_shape,
+        lambda raw, x, p: (
+            raw.SparseReshape(input_indices=p["indices"], input_shape=p["size2"], new_shape=x).output_shape
+        ),
         "L:L K:!",
     ),
-}  # fmt: skip
+}
 
 # Ops after which an element of keys is in another shape, or at another place, than in the input. An element of two such
 # tensors may belong to two keys, so that no op may combine them.

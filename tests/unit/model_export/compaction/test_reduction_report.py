@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_export.compaction.reduction import (
-    MOST_QUERIES,
-    Losses,
-    neighbours_kept,
-    report_lines,
-)
+from model_export.compaction.reduction import MOST_QUERIES, Losses, neighbours_kept, report_lines
 from model_export.graphs.reduced_table import widened
 from service.artifact.stored_tables import rounded
 

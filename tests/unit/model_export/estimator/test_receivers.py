@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from loadtest.foreign.frameworks import tf
-from model_export.estimator.estimator_spec import (
-    ClassificationOutput,
-    PredictOutput,
-    RegressionOutput,
-    signature_defs,
-)
+from model_export.estimator.estimator_spec import ClassificationOutput, PredictOutput, RegressionOutput, signature_defs
 from model_export.estimator.receivers import (
     ServingInputReceiver,
     TensorServingInputReceiver,

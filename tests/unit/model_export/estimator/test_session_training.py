@@ -16,10 +16,7 @@ import pytest
 from loadtest.foreign.frameworks import tf
 from model_export.estimator.run_config import RunConfig
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
-from model_export.spec.optimization_parameters import (
-    AdagradParameters,
-    StochasticGradientDescentParameters,
-)
+from model_export.spec.optimization_parameters import AdagradParameters, StochasticGradientDescentParameters
 from tests.unit.model_export.estimator.small_model import (
     DENSE_RATE,
     TABLE,

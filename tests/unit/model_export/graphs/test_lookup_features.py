@@ -113,8 +113,8 @@ def test_int8_by_hand() -> None:
     assert table.numbers.tolist() == [[127, -64, 0, 2], [0, 0, 0, 0], [-127, 64, 0, 0]]
     assert table.scales is not None
     np.testing.assert_allclose(table.scales[:, 0], [1, 0, 0.02], rtol=1e-6)
-    assert table.largest_error == 0.5
-    assert table.error_bound == pytest.approx(0.5, rel=1e-4)
+    assert table.rounding.largest_error == 0.5
+    assert table.rounding.error_bound == pytest.approx(0.5, rel=1e-4)
 
 
 def test_int4_by_hand() -> None:
@@ -125,8 +125,8 @@ def test_int4_by_hand() -> None:
     np.testing.assert_allclose(read(table), [[7, -3, 0, 2, -7], [0] * 5, [0.14, 0.06, 0, -0.14, 0.02]], rtol=1e-6)
     # Two int4 numbers a byte, the low half first: 7 and -3 (d), 0 and 2, -7 (9) and an unused half.
     assert [f"{byte:02x}" for byte in table.numbers[0]] == ["d7", "20", "09"]
-    assert table.largest_error == 0.5
-    assert table.error_bound == pytest.approx(0.5, rel=1e-5)
+    assert table.rounding.largest_error == 0.5
+    assert table.rounding.error_bound == pytest.approx(0.5, rel=1e-5)
 
 
 def test_bfloat16_by_hand() -> None:
@@ -135,7 +135,7 @@ def test_bfloat16_by_hand() -> None:
     table = rounded(np.array([[1, 1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-7]], np.float32), "bfloat16")
     assert read(table).tolist() == [[1, 1, 1 + 2.0**-6, -1 - 2.0**-7]]
     assert table.numbers.tolist() == [[0x3F80, 0x3F80, 0x3F82, 0xBF81]]
-    assert table.largest_error == table.error_bound == 2.0**-8
+    assert table.rounding.largest_error == table.rounding.error_bound == 2.0**-8
 
 
 @given(
@@ -149,7 +149,7 @@ def test_bfloat16_by_hand() -> None:
 def test_no_number_is_further_off_than_the_bound(rows: np.ndarray, dtype: TableDtype) -> None:
     table = rounded(rows, dtype)
     errors = np.abs(read(table).astype(np.float64) - rows)
-    assert errors.max() == table.largest_error <= table.error_bound
+    assert errors.max() == table.rounding.largest_error <= table.rounding.error_bound
     if dtype in STEPS:
         assert table.scales is not None
         # The error is bounded for each row, so a row of small numbers has small errors.

@@ -65,7 +65,7 @@ def test_fewer_bits_are_those_of_an_export(tmp_path: Path, dtype: Any) -> None:
     table, numbers = copied(tmp_path, [Chunk(rows[:3]), Chunk(rows[3:])], dtype=dtype)
     whole = reduced("user", dtype, 7, lambda start, stop: rows[start:stop])
     np.testing.assert_array_equal(numbers, whole.numbers)
-    assert table.rounding == whole.to_json()
+    assert table.rounding == whole.rounding.to_json()
     assert (table.vocabulary_size, table.embedding_dim) == (7, 5)
     if whole.scales is not None:
         assert table.scale_key is not None

@@ -10,13 +10,7 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.importers.import_tables import read_keys
-from model_export.importers.table_copy import (
-    CopiedTable,
-    OovPolicy,
-    check_name,
-    choose_features,
-    model_spec,
-)
+from model_export.importers.table_copy import CopiedTable, OovPolicy, check_name, choose_features, model_spec
 from model_export.spec.features import FeatureSpec
 
 

@@ -44,7 +44,8 @@ def saved(tf: Any, folder: Path, ids_of: Any, then: Any = lambda rows: rows) -> 
 
 def manifest_of(artifact: Path) -> Manifest:
     """Returns a manifest that describes the lookup, and says that the prediction reads the same feature."""
-    from model_export.parity.integrity import VARIABLES_PREFIX, table_entry
+    from model_export.graphs.source import VARIABLES_PREFIX
+    from model_export.parity.integrity import table_entry
     from service.artifact.bundle import read_bundle
 
     table = table_entry(artifact, KEY, read_bundle(artifact / VARIABLES_PREFIX)[KEY])

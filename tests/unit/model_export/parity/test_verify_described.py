@@ -62,7 +62,8 @@ def artifact(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def manifest_of(artifact: Path, entry: SignatureEntry) -> Manifest:
     """Returns the artifact's manifest, with `entry` for its signature."""
-    from model_export.parity.integrity import VARIABLES_PREFIX, table_entry
+    from model_export.graphs.source import VARIABLES_PREFIX
+    from model_export.parity.integrity import table_entry
     from service.artifact.bundle import read_bundle
 
     key = "table/.ATTRIBUTES/VARIABLE_VALUE"

@@ -8,13 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_export.statistics.files import (
-    StatisticsFileError,
-    add_to_file,
-    read_statistics,
-    statistics_path,
-    to_json,
-)
+from model_export.statistics.files import StatisticsFileError, add_to_file, read_statistics, statistics_path, to_json
 from model_export.statistics.table_statistics import TableDescription, TableStatistics
 
 FILM = TableDescription("film", 10, 4, "mean", ("liked",))

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from model_export.adoption.spec import TABLE_DTYPES
 from model_export.errors import ExportError
 from model_export.graphs.signature_runner import SERVE
-from model_export.parity.integrity import VARIABLES_PREFIX
+from model_export.graphs.source import ADOPTED_DTYPES, VARIABLES_PREFIX
 from model_export.tensorflow_setup import tf
 from service.artifact.bundle import BundleEntry, read_bundle
 from service.artifact.signature_def import read_signatures
@@ -123,6 +122,7 @@ class OpenedGraph:
     bundle: key in the checkpoint -> entry. variables: the entries that the graph restores and that may be tables.
     handles: variable node of the graph -> the checkpoint tensor that the node is restored from.
     repaired: number of handles that nothing restored until repair_handles replaced them.
+    sparse: signature -> the names of its sparse inputs' tensors, by input.
     """
 
     artifact: Path
@@ -132,6 +132,7 @@ class OpenedGraph:
     variables: Mapping[str, BundleEntry]
     handles: Mapping[str, Saved]
     repaired: int
+    sparse: Mapping[str, Mapping[str, SparseNames]]
 
     def handles_of(self, key: str) -> list[str]:
         """Returns the graph nodes of a variable; the nodes of a variable in parts are in the order of their rows."""
@@ -151,14 +152,15 @@ class OpenedGraph:
 
     def signatures(self) -> Iterator[tuple[SignatureSpec, SignatureGraph | str]]:
         """Yields every signature of the opened SavedModel with its flat graph, or why adopt can not analyse it."""
-        sparse = read_sparse_names(self.meta_graph)
         for name, spec in self.specs.items():
             try:
-                yield spec, self._signature(spec, sparse.get(name, {}))
+                yield spec, self.signature(name)
             except (NotProven, ArtifactError, KeyError) as error:
                 yield spec, str(error)
 
-    def _signature(self, spec: SignatureSpec, sparse: Mapping[str, SparseNames]) -> SignatureGraph:
+    def signature(self, name: str) -> SignatureGraph:
+        """Returns the flat graph of a signature; raises NotProven, ArtifactError or KeyError if there can be none."""
+        spec, sparse = self.specs[name], self.sparse.get(name, {})
         tensors = [*spec.inputs.values(), *spec.outputs.values()]
         splits = {names.row_splits for names in spec.ragged_names}
         if composite := [t.name for t in tensors if not t.tensor_name and t.name not in splits]:
@@ -214,9 +216,10 @@ def open_graph(artifact: Path) -> OpenedGraph:
     variables = {
         key: entry
         for key, entry in bundle.items()
-        if key in restored and len(entry.shape) == 2 and entry.dtype in TABLE_DTYPES
+        if key in restored and len(entry.shape) == 2 and entry.dtype in ADOPTED_DTYPES
     }
-    return OpenedGraph(artifact, meta_graph, runnable(specs), bundle, variables, handles, repaired)
+    sparse = read_sparse_names(meta_graph)
+    return OpenedGraph(artifact, meta_graph, runnable(specs), bundle, variables, handles, repaired, sparse)
 
 
 def _content(entry: BundleEntry) -> tuple[object, ...]:
