@@ -20,9 +20,18 @@ from service.artifact.signature_def import read_signatures
 from service.errors import ArtifactError, InvalidRequest
 from service.graph.flat_graph import FlatGraph, flatten, node_of
 from service.graph.graph_session import DenseGraph
-from service.graph.restoring import Saved, repair_handles, saved_tensors, variable_names
+from service.graph.restoring import Saved, repair_handles, restored_otherwise, saved_tensors, variable_names
 from service.graph.sparse import SparseNames, read_sparse_names
-from service.graph.table_reads import NotProven, acts, bottlenecks, has_effect, needed_nodes, table_reads
+from service.graph.table_reads import (
+    NotProven,
+    acts,
+    bottlenecks,
+    check_kept,
+    has_effect,
+    needed_nodes,
+    table_reads,
+    written_variables,
+)
 from service.graph.tower import request_feed, rows_of
 from service.tables.table import MappedTable
 from service.types import Array, SignatureSpec, TableInfo, runnable
@@ -121,6 +130,8 @@ class OpenedGraph:
 
     bundle: key in the checkpoint -> entry. variables: the entries that the graph restores and that may be tables.
     handles: variable node of the graph -> the checkpoint tensor that the node is restored from.
+    kept: nodes of the graph whose state is no variable, such as mutable hash tables.
+    written: nodes of the graph that a signature writes.
     repaired: number of handles that nothing restored until repair_handles replaced them.
     sparse: signature -> the names of its sparse inputs' tensors, by input.
     """
@@ -131,6 +142,8 @@ class OpenedGraph:
     bundle: Mapping[str, BundleEntry]
     variables: Mapping[str, BundleEntry]
     handles: Mapping[str, Saved]
+    kept: frozenset[str]
+    written: frozenset[str]
     repaired: int
     sparse: Mapping[str, Mapping[str, SparseNames]]
 
@@ -169,6 +182,7 @@ class OpenedGraph:
         outputs = {name: flat.resolved(tensor.tensor_name) for name, tensor in spec.outputs.items()}
         follow = has_effect(flat, frozenset())
         needed = needed_nodes(flat, outputs.values(), follow)
+        check_kept(needed, self.kept, self.written)
         reads: list[Read] = []
         otherwise: dict[str, str] = {}
         for key in self.variables:
@@ -209,7 +223,8 @@ def open_graph(artifact: Path) -> OpenedGraph:
         specs = read_signatures(artifact / "saved_model.pb", frozenset(SERVE))
         bundle = read_bundle(artifact / VARIABLES_PREFIX)
         repaired = repair_handles(meta_graph, artifact)
-        handles = saved_tensors(meta_graph)
+        handles, kept = saved_tensors(meta_graph), restored_otherwise(meta_graph)
+        written = written_variables(meta_graph)
     except (OSError, RuntimeError, ArtifactError) as error:
         raise ExportError(f"cannot read {artifact}: {error}") from error
     restored = {saved.key for saved in handles.values()}
@@ -219,7 +234,9 @@ def open_graph(artifact: Path) -> OpenedGraph:
         if key in restored and len(entry.shape) == 2 and entry.dtype in ADOPTED_DTYPES
     }
     sparse = read_sparse_names(meta_graph)
-    return OpenedGraph(artifact, meta_graph, runnable(specs), bundle, variables, handles, repaired, sparse)
+    return OpenedGraph(
+        artifact, meta_graph, runnable(specs), bundle, variables, handles, kept, written, repaired, sparse
+    )
 
 
 def _content(entry: BundleEntry) -> tuple[object, ...]:

@@ -169,6 +169,15 @@ def reachable(top: Mapping[str, Any], roots: Iterable[str]) -> set[str]:
     return found
 
 
+def called_functions(node: Any) -> list[str]:
+    """Returns the names of the functions that a node may call: its op's, and those that its attributes hold."""
+    names = [node.op]
+    for value in node.attr.values():
+        names.append(value.func.name)
+        names.extend(function.name for function in value.list.func)
+    return names
+
+
 def _body(call: Any, function: Any, aliases: dict[str, str]) -> Iterator[Any]:
     prefix = call.name + "/"
     outputs = {node.name: _output_numbers(node) for node in function.node_def}

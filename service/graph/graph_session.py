@@ -18,7 +18,7 @@ import numpy as np
 
 from service.artifact import tensor_proto
 from service.artifact.protos import message_class
-from service.graph.flat_graph import FlatGraph, flatten, node_of
+from service.graph.flat_graph import FlatGraph, called_functions, flatten, node_of
 from service.graph.library import find_core
 from service.graph.restoring import Saved, Step, add_restore, asset_paths, checkpoint_prefix, init_op
 from service.graph.synchronous_ops import may_run_on_one_thread
@@ -365,17 +365,9 @@ class DenseGraph:
         found: set[str] = set()
         todo = list(self._nodes.values())
         for node in todo:
-            for name in _called(node):
+            for name in called_functions(node):
                 if name not in found and name in functions:
                     found.add(name)
                     library.function.add().CopyFrom(functions[name])
                     todo.extend(functions[name].node_def)
         return library
-
-
-def _called(node: Any) -> list[str]:
-    names = [node.op]
-    for value in node.attr.values():
-        names.append(value.func.name)
-        names.extend(function.name for function in value.list.func)
-    return names

@@ -18,18 +18,21 @@ from service.types import Array, SignatureSpec, Tensors, TensorSpec
 
 _ROW_LENGTHS = ((0,), (1,), (3, 0, 1, 2), (0, 0, 5, 1, 9, 0), (40, 2, 0, 17, 1), (0, 0), (8, 16, 24, 9))
 _MOST_IDS = 400
+# Largest number with which a graph may compare row lengths, so that rows of this length are tried on both sides of it.
+MOST_LENGTH = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
     """The values that the constants in a part of a graph hold: integers, floating-point numbers, and strings.
 
-    texts: also the patterns of regular expressions.
+    texts: also the patterns of regular expressions. sizes: the integers with which row lengths are compared.
     """
 
     integers: tuple[int, ...]
     floats: tuple[float, ...]
     texts: tuple[bytes, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
 def requests(
@@ -52,6 +55,7 @@ def requests(
     # Further probe requests have each of the chosen ids in a row of its own, then three ids in each row, then all ids
     # in one row.
     batches += [[1] * ids.size, [3] * (ids.size // 3), [0, ids.size]]
+    batches += [[size - 1, 0, size, size + 1] for size in constants.sizes if 0 < size <= MOST_LENGTH]
     for lengths in batches:
         chosen = ids if sum(lengths) == ids.size else random.choice(ids, sum(lengths))
         own = {feature.ids: chosen, feature.row_splits: np.cumsum([0, *lengths])}

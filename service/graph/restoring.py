@@ -28,6 +28,8 @@ from service.types import INIT_SIGNATURE
 _ASSIGNS = frozenset({"AssignVariableOp", "Assign"})
 _PASS_ON = frozenset({"Identity"})
 _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
+# Ops without inputs that keep no state.
+_PLAIN_SOURCES = frozenset({"Const", "NoOp", "Placeholder", "PlaceholderWithDefault"})
 
 
 class Saved(NamedTuple):
@@ -53,6 +55,25 @@ def saved_tensors(meta_graph: Any) -> dict[str, Saved]:
             if saved is not None and flat.nodes[handle].op in _HANDLES:
                 found[handle] = saved
     return found
+
+
+def restored_otherwise(meta_graph: Any) -> frozenset[str]:
+    """Returns the nodes whose state the restore op sets in another way than by assigning a tensor of the checkpoint.
+
+    A mutable hash table is one, to which the restore op imports keys and values.
+
+    Raises:
+      ArtifactError: as saved_tensors().
+    """
+    saver = meta_graph.saver_def
+    if not saver.restore_op_name:
+        return frozenset()
+    flat = flatten(meta_graph.graph_def, [saver.restore_op_name])
+    found = {name for name, node in flat.nodes.items() if node.op not in _PLAIN_SOURCES and not flat.data_inputs(name)}
+    # A table may have inputs itself, such as the key of its empty places.
+    imports = [node for node in flat.nodes.values() if node.op.startswith("LookupTableImport")]
+    found.update(node_of(_source(flat, node.input[0])) for node in imports)
+    return frozenset(found - saved_tensors(meta_graph).keys())
 
 
 def add_restore(graph_def: Any, saved: Mapping[str, Saved], variables: Iterable[str], prefix: str) -> str:
@@ -88,18 +109,21 @@ def add_restore(graph_def: Any, saved: Mapping[str, Saved], variables: Iterable[
 
 
 def needed_variables(meta_graph: Any, roots: Iterable[str]) -> tuple[dict[str, Saved], list[str]] | None:
-    """Returns the saved tensors by variable, and the variables that the roots need; None if that is all or not known.
+    """Returns the saved tensors by variable, and the variables that the roots need; None if that is all or not known,
+    or if they also need a state that is no variable.
 
     Args:
       roots: names of tensors and ops that will be run.
     """
     try:
-        saved = saved_tensors(meta_graph)
+        saved, kept = saved_tensors(meta_graph), restored_otherwise(meta_graph)
         nodes = flatten(meta_graph.graph_def, roots).nodes.values()
     except (ArtifactError, KeyError):
         return None
     # A variable may be read by a node whose result nobody uses: TensorFlow runs stateful ops of functions all the same.
     read = {node_of(given) for node in nodes for given in node.input}
+    if read & kept:
+        return None
     needed = sorted(read & saved.keys())
     return None if len(needed) == len(saved) else (saved, needed)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from service.artifact import tensor_proto
-from service.graph.flat_graph import FlatGraph, constant_of, node_of
+from service.artifact.signature_def import tensor_names
+from service.graph.flat_graph import FlatGraph, called_functions, constant_of, flatten, node_of
 from service.graph.library import op_definition
 
 _PURE_READS = frozenset(
@@ -19,6 +22,8 @@ _WRITES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "ResourceSpa
 # Maximum number of tensors that bottlenecks() returns, tensors on every path from a gather op's rows to the outputs: a
 # combined lookup has about a dozen nodes, and later nodes are dense layers.
 _MOST_BOTTLENECKS = 24
+# DataType numbers of the ids that the core can look up; a GatherV2 also takes int16.
+_ID_DTYPES = frozenset({tensor_proto.NUMBER_OF_DTYPE[np.dtype(name)] for name in ("int32", "int64")})
 # Error text by which a check of tf.RaggedTensor.from_row_splits is recognised; such checks need not run, because
 # the core has checked the row splits before.
 _ROW_SPLITS_CHECK = b"do not form a valid RaggedTensor"
@@ -65,6 +70,52 @@ def needed_nodes(flat: FlatGraph, roots: Iterable[str], follow: Callable[[str], 
     if writer := next((n for n in sorted(needed) if flat.nodes[n].op.startswith(_WRITES)), None):
         raise NotProven(f"node {writer!r} writes what it may read")
     return needed
+
+
+def written_variables(meta_graph: Any) -> frozenset[str]:
+    """Returns the nodes of the variables and tables that a signature of a MetaGraphDef writes.
+
+    A signature that reads one of them must run in the session in which the other one writes it.
+
+    Raises:
+      ArtifactError: as flatten().
+    """
+    found: set[str] = set()
+    for signature in meta_graph.signature_def.values():
+        outputs = [*tensor_names(signature.outputs.values())]
+        flat = flatten(meta_graph.graph_def, outputs)
+        bodies = {function.signature.name: function for function in flat.library.function}
+        for name, node in flat.nodes.items():
+            given = flat.data_inputs(name)
+            if node.op.startswith(_WRITES):
+                found.add(node_of(given[0]))
+            elif _writes_within(node, bodies, set()):
+                found.update(map(node_of, given))
+    return frozenset(found)
+
+
+def _writes_within(node: Any, bodies: Mapping[str, Any], seen: set[str]) -> bool:
+    """Says whether a function that a node calls, as control flow does, writes something."""
+    for called in called_functions(node):
+        if called in bodies and called not in seen:
+            seen.add(called)
+            nodes = bodies[called].node_def
+            if any(inner.op.startswith(_WRITES) or _writes_within(inner, bodies, seen) for inner in nodes):
+                return True
+    return False
+
+
+def check_kept(needed: set[str], kept: frozenset[str], written: frozenset[str]) -> None:
+    """Raises NotProven if a signature reads a state that another session of the same graph may lack.
+
+    Args:
+      needed: the nodes of the signature.
+      kept: what restored_otherwise() returns for the MetaGraph. written: what written_variables() returns for it.
+    """
+    if held := sorted(needed & kept):
+        raise NotProven(f"{held[0]!r} keeps a state that is no variable, such as a mutable hash table")
+    if held := sorted(needed & written):
+        raise NotProven(f"a signature writes {held[0]!r}")
 
 
 def table_reads(flat: FlatGraph, needed: set[str], tables: Mapping[str, str]) -> list[TableRead]:
@@ -143,7 +194,7 @@ def _escapes(readers: Mapping[str, list[str]], start: str, wall: str, ends: set[
 
 
 def _is_gather(flat: FlatGraph, node: Any) -> bool:
-    if node.attr["batch_dims"].i:
+    if node.attr["batch_dims"].i or node.attr["Tindices"].type not in _ID_DTYPES:
         return False
     if node.op == "ResourceGather" or node.op == "Gather":
         return True

@@ -9,28 +9,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from service.artifact import tensor_proto
 from service.artifact.signature_def import read_meta_graph
 from service.errors import ArtifactError, InvalidRequest
+from service.graph.claimed_ops import Claimed, layout_sizes, treats_alike
 from service.graph.flat_graph import FlatGraph, canonical, constant_of, flatten, node_of
 from service.graph.graph_session import CoreSession, DenseGraph, DenseSession, GraphError
 from service.graph.joined_rows import joined_rows
 from service.graph.library import op_definition
-from service.graph.probes import Constants, has_same_bits, requests
-from service.graph.restoring import repair_handles, saved_tensors
+from service.graph.probes import MOST_LENGTH, Constants, has_same_bits, requests
+from service.graph.restoring import repair_handles, restored_otherwise, saved_tensors
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.table_reads import (
     NotProven,
     TableRead,
     acts,
     bottlenecks,
+    check_kept,
     has_effect,
     needed_nodes,
     table_reads,
+    written_variables,
 )
 from service.graph.tower import (
     Claim,
@@ -48,6 +51,8 @@ from service.types import Array, GraphThreads, SignatureSpec, Table, Tensors
 # Maximum number of elements in a constant between a feature's inputs and its lookup. A larger constant may map ids to
 # other ids, which the probe requests could miss.
 _MOST_NUMBERS = 8
+# Numbers from here on stand for the end of a slice that has none.
+_OPEN_END = 2**31 - 1
 # Ops that hold a regular expression.
 REGEX_OPS = frozenset({"StaticRegexReplace", "StaticRegexFullMatch"})
 # DataType numbers of the constants that have a form in numpy.
@@ -66,6 +71,7 @@ def find_lookup(
     session: CoreSession,
     feed: Callable[[Tensors], dict[str, Array]],
     look_up: Callable[[str, Tensors], Array],
+    sparse: Mapping[str, SparseNames],
 ) -> str | None:
     """Returns the last candidate tensor whose bits equal those of a feature's lookup on all probes.
 
@@ -76,13 +82,16 @@ def find_lookup(
       feed: converts a request to values of the graph's tensors.
       look_up: looks up the feature of a claim, by the claim's name, for a request; raises InvalidRequest.
     """
-    has_keys = claim.vocabulary is not None
+    has_keys, claimed = claim.vocabulary is not None, _claimed(claim, spec, sparse)
+    candidates = [tensor for tensor in candidates if treats_alike(flat, tensor, read, claimed)]
     known = [(t, found) for t in candidates if (found := _constants(flat, t, read, has_keys=has_keys)) is not None]
-    if not known:
+    sizes = layout_sizes(flat, known[-1][0], read, claimed) if known else set()
+    if not known or any(MOST_LENGTH < size < _OPEN_END for size in sizes):
         return None
     tensors = [tensor for tensor, _ in known]
     alive = list(tensors)
-    for request in requests(spec, claim.feature, table.info.vocabulary_size, known[-1][1], claim.keys):
+    constants = replace(known[-1][1], sizes=tuple(sorted(sizes)))
+    for request in requests(spec, claim.feature, table.info.vocabulary_size, constants, claim.keys):
         fed = feed(request)
         try:
             ids = session.run([read.ids], fed)[0]
@@ -93,6 +102,17 @@ def find_lookup(
         arrays = dict(zip(tensors, computed, strict=True))
         alive = [tensor for tensor in alive if has_same_bits(wanted, arrays[tensor])]
     return alive[-1] if alive else None
+
+
+def _claimed(claim: Claim, spec: SignatureSpec, sparse: Mapping[str, SparseNames]) -> Claimed:
+    feature = claim.feature
+    own = [name for name in (feature.ids, feature.row_splits, feature.weights) if name is not None]
+    inputs = {node_of(spec.inputs[name].tensor_name) for name in own if spec.inputs[name].tensor_name}
+    keys = node_of(spec.inputs[feature.ids].tensor_name)
+    for names in sparse.values():
+        if node_of(names.values) == keys:
+            inputs |= {node_of(names.indices), node_of(names.dense_shape)}
+    return Claimed(keys, inputs, claim.is_described, feature.max_norm is not None)
 
 
 def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool) -> Constants | None:
@@ -188,7 +208,8 @@ def open_tower(
         # A variable that is one part of a partitioned variable is left out: its row numbers are not the row numbers of
         # the whole table.
         handles = {h: mapped.keys[one.key] for h, one in saved.items() if one.key in mapped.keys and not one.part}
-        candidates = _candidates(artifact, meta_graph, signatures, handles, mapped)
+        states = restored_otherwise(meta_graph), written_variables(meta_graph)
+        candidates = _candidates(artifact, meta_graph, signatures, handles, mapped, states)
         if not any(candidate.reads for candidate in candidates):
             if candidates:
                 raise NotProven("no other signature reads a table of the manifest")
@@ -223,11 +244,12 @@ def _candidates(
     signatures: Mapping[str, SignatureSpec],
     handles: Mapping[str, str],
     mapped: MappedTables,
+    states: tuple[frozenset[str], frozenset[str]],
 ) -> list[_Candidate]:
     found = []
     for name, spec in signatures.items():
         try:
-            found.append(_candidate(meta_graph, spec, handles, mapped))
+            found.append(_candidate(meta_graph, spec, handles, mapped, states))
         except (NotProven, ArtifactError) as error:
             logger.info(
                 "the whole graph is run", extra={"path": str(artifact), "signature": name, "reason": str(error)}
@@ -235,7 +257,13 @@ def _candidates(
     return found
 
 
-def _candidate(meta_graph: Any, spec: SignatureSpec, handles: Mapping[str, str], mapped: MappedTables) -> _Candidate:
+def _candidate(
+    meta_graph: Any,
+    spec: SignatureSpec,
+    handles: Mapping[str, str],
+    mapped: MappedTables,
+    states: tuple[frozenset[str], frozenset[str]],
+) -> _Candidate:
     tensors = [*spec.inputs.values(), *spec.outputs.values()]
     if any(not tensor.tensor_name and not _is_ragged_part(spec, tensor.name) for tensor in tensors):
         raise NotProven("an input or output is sparse or composite")
@@ -245,6 +273,7 @@ def _candidate(meta_graph: Any, spec: SignatureSpec, handles: Mapping[str, str],
     checked = frozenset(node_of(spec.inputs[name].tensor_name) for name in ragged)
     follow = has_effect(flat, checked)
     needed = needed_nodes(flat, roots, follow)
+    check_kept(needed, *states)
     reads = table_reads(flat, needed, handles)
     for read in reads:
         if (dtype := mapped.tables[read.table].info.dtype) not in _FED_DTYPES:
@@ -296,7 +325,7 @@ def _cut(
 
     sources: dict[str, RowSource] = {}
     for read in candidate.reads:
-        tensor, source = _source(candidate, read, opened, mapped, feed)
+        tensor, source = _source(candidate, read, opened, mapped, feed, sparse)
         sources[tensor] = source
     id_tensors = tuple(sorted({source.tensor for source in sources.values() if isinstance(source, ComputedRows)}))
     ends = [*candidate.outputs.values(), *(f"^{name}" for name in candidate.effects)]
@@ -352,6 +381,7 @@ def _source(
     opened: DenseSession,
     mapped: MappedTables,
     feed: Callable[[Tensors], dict[str, Array]],
+    sparse: Mapping[str, SparseNames],
 ) -> tuple[str, RowSource]:
     spec, flat, table = candidate.spec, candidate.flat, mapped.tables[read.table]
     ids = read.ids
@@ -372,6 +402,7 @@ def _source(
             session=opened.session,
             feed=feed,
             look_up=mapped.look_up,
+            sparse=sparse,
         )
         if found is not None:
             return found, FeatureRows(claim, table)

@@ -27,7 +27,7 @@ from service.graph.tower import FeatureRows, TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array
 from service.versions.servable import Servable
-from tests.tower_zoo import NUM_KEYS, SIGNATURE, ZOO, ZOO_ROWS
+from tests.tower_zoo import NUM_KEYS, SIGNATURE, ZOO, ZOO_ROWS, write_tables_manifest
 from tests.toy_model import manifest_of
 
 pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]
@@ -148,3 +148,136 @@ def test_a_signature_that_is_to_run_whole_does(folders: dict[str, Path], opened:
     described(folders["tags"], {"tags": ("t02", TAGS)}, {}, run="whole")
     opened += [ServableLoader(SERVE, "auto", compile_native)("m", 1, folders["tags"])]
     assert isinstance(opened[0].backends[SIGNATURE], SavedModelBackend)
+
+
+# The number of rows is so large that the probes miss the one row that differs from all others.
+NUM_ROWS, APART = 20_000, 17_321
+
+
+def dense(tf: Any, rows: Any) -> Any:
+    return rows @ tf.reshape(tf.range(12.0), [4, 3])
+
+
+# Graphs that change few rows, or the rows of few ids: what each makes of rows, given the module and the inputs.
+FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "clipped": lambda tf, table, item: tf.clip_by_value(tf.gather(table, item), -1.0, 1.0),
+    "bounded": lambda tf, table, item: tf.nn.embedding_lookup(table, item, max_norm=5.0),
+    "rectified": lambda tf, table, item: tf.nn.relu(tf.gather(table, item)),
+    "without infinity": lambda tf, table, item: tf.where(
+        tf.abs(tf.gather(table, item)) < 8, tf.gather(table, item), 0.0
+    ),
+    "masked by ids": lambda tf, table, item: tf.where((item // 1000 == 17)[:, None], 0.0, tf.gather(table, item)),
+    "weighted by ids": lambda tf, table, item: (
+        tf.gather(table, item) * tf.cast(item * 7 != 7 * APART, tf.float32)[:, None]
+    ),
+}
+
+
+def written(tf: Any, folder: Path, score: Callable[..., Any], specs: list[Any]) -> Path:
+    """Writes a SavedModel whose table has one row apart, and a manifest of its table; returns the version's folder."""
+    module = tf.Module()
+    rows = np.full((NUM_ROWS, 4), 0.01, np.float32)
+    rows[APART] = [9, -9, 9, -9]
+    module.tables = {"t": tf.Variable(rows)}
+    function = tf.function(
+        lambda *inputs: {"score": dense(tf, score(tf, module.tables["t"], *inputs))},
+        input_signature=specs,
+        autograph=False,
+    )
+    tf.saved_model.save(module, str(folder), signatures={SIGNATURE: function})
+    write_tables_manifest(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_what_changes_few_rows_stays_in_the_graph(tf: Any, tmp_path: Path, opened: list[Servable], name: str) -> None:
+    folder = written(tf, tmp_path / "1", FEW[name], [tf.TensorSpec([None], tf.int64, "item")])
+    described(folder, {"item": ("t", LookupFeature("item"))}, {})
+    ids = np.array([0, APART, APART - 1, NUM_ROWS - 1])
+    same_answers(opened, folder, [{"item": ids}])
+
+
+def test_an_input_of_another_feature_decides_nothing_in_a_lookup(
+    tf: Any, tmp_path: Path, opened: list[Servable]
+) -> None:
+    def score(tf: Any, table: Any, item: Any, country: Any) -> Any:
+        return tf.where((country == 7)[:, None], 0.0, tf.gather(table, item))
+
+    specs = [tf.TensorSpec([None], tf.int64, name) for name in ("item", "country")]
+    folder = written(tf, tmp_path / "1", score, specs)
+    described(folder, {"item": ("t", LookupFeature("item"))}, {})
+    request = {"item": np.arange(4), "country": np.array([7, 1, 0, 7])}
+    same_answers(opened, folder, [request])
+
+
+@pytest.mark.parametrize("length", [100, 1000])
+def test_rows_are_tried_that_are_as_long_as_the_graph_lets_them(
+    tf: Any, tmp_path: Path, opened: list[Servable], length: int
+) -> None:
+    def score(tf: Any, table: Any, tag_values: Any, tag_splits: Any) -> Any:
+        tags = tf.RaggedTensor.from_row_splits(tag_values, tag_splits)[:, :length]
+        return tf.reduce_sum(tf.gather(table, tags), 1)
+
+    specs = [tf.TensorSpec([None], tf.int64, name) for name in ("tag_values", "tag_splits")]
+    folder = written(tf, tmp_path / "1", score, specs)
+    described(folder, {"tag": ("t", LookupFeature("tag_values", "tag_splits", combiner="sum"))}, {})
+    request = {"tag_values": np.arange(length + 5), "tag_splits": np.array([0, 3, length + 5])}
+    assert combined(same_answers(opened, folder, [request])) == 0
+
+
+def test_ids_that_another_signature_takes_as_they_are(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        return tf.gather(table, tf.where(item // 1000 == 17, tf.zeros_like(item), item))
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    described(folder, {"item": ("t", LookupFeature("item"))}, {})
+    # The entry of a lookup signature describes the feature, as an exporter's does; this signature's entry does not.
+    manifest = manifest_of(folder)
+    entry = SignatureEntry("lookup", {"item": LookupFeature("item", output="item")}, "cpu")
+    signatures = {SIGNATURE: SignatureEntry("predict", {}), "lookup": entry}
+    (folder / MANIFEST_PATH).write_text(replace(manifest, signatures=signatures).to_json())
+    assert combined(same_answers(opened, folder, [{"item": np.array([16_999, 17_000, APART, 18_000])}])) == 0
+
+
+def test_a_table_that_changes_keeps_its_graph_whole(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    module = tf.Module()
+    module.tables = {"t": tf.Variable(np.arange(12, dtype=np.float32).reshape(3, 4))}
+    module.found = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+    module.found.insert(tf.constant([10, -20], tf.int64), tf.constant([1, 2], tf.int64))
+    function = tf.function(
+        lambda key: {"score": dense(tf, tf.gather(module.tables["t"], module.found.lookup(key)))},
+        input_signature=[tf.TensorSpec([None], tf.int64, "key")],
+    )
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures={SIGNATURE: function})
+    write_tables_manifest(tmp_path / "1")
+    servable = same_answers(opened, tmp_path / "1", [{"key": np.array([10, -20, 5])}])
+    assert isinstance(servable.backends[SIGNATURE], SavedModelBackend)
+    # The whole graph, to which both were compared, is TensorFlow's.
+    assert servable.native is not None
+    answer = servable.native.run(SIGNATURE, {"key": np.array([10, -20, 5])})["score"]
+    assert answer.tolist() == (module.tables["t"].numpy()[[1, 2, 0]] @ np.arange(12.0).reshape(4, 3)).tolist()
+
+
+def test_a_table_that_another_signature_writes_keeps_its_graph_whole(
+    tf: Any, tmp_path: Path, opened: list[Servable]
+) -> None:
+    module = tf.Module()
+    module.tables = {"t": tf.Variable(tf.zeros([3, 4]))}
+    table, specs = module.tables["t"], [tf.TensorSpec([None], tf.int64, "item")]
+
+    @tf.function(input_signature=specs)
+    def learn(item: Any) -> Any:
+        table.scatter_add(tf.IndexedSlices(tf.ones([tf.shape(item)[0], 4]), item))
+        return {"item": item}
+
+    read = tf.function(lambda item: {"score": dense(tf, tf.gather(table, item))}, input_signature=specs)
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures={SIGNATURE: read, "learn": learn})
+    write_tables_manifest(tmp_path / "1")
+    opened += [ServableLoader(SERVE, "auto", compile_native)("m", 1, tmp_path / "1")]
+    core = opened[0].native
+    assert core is not None
+    request = {"item": np.array([0, 1])}
+    before = core.run(SIGNATURE, request)["score"]
+    core.run("learn", {"item": np.array([1])})
+    learned = core.run(SIGNATURE, request)["score"] - before
+    assert learned.tolist() == [[0, 0, 0], np.arange(12.0).reshape(4, 3).sum(0).tolist()]

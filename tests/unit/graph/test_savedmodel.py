@@ -327,6 +327,22 @@ def test_a_variable_that_no_signature_reads_is_not_restored(tf: Any, tmp_path: P
         assert all(is_restored.values()) and 2 in is_restored
 
 
+@pytest.mark.parametrize("kind", ["MutableHashTable", "DenseHashTable"])
+def test_a_table_that_changes_is_restored_beside_variables_that_are_not(tf: Any, tmp_path: Path, kind: str) -> None:
+    module = tf.Module()
+    more = {} if kind == "MutableHashTable" else {"empty_key": -1, "deleted_key": -2}
+    module.table = getattr(tf.lookup.experimental, kind)(tf.int64, tf.int64, 0, **more)
+    module.table.insert(tf.constant([10, -20], tf.int64), tf.constant([1, 2], tf.int64))
+    module.rows, module.slot = tf.Variable([[0.0], [1.0], [2.0]]), tf.Variable(tf.zeros([100]))
+    find = tf.function(
+        lambda x: {"y": tf.gather(module.rows, module.table.lookup(x))},
+        input_signature=[tf.TensorSpec([None], tf.int64, "x")],
+    )
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures={"serving_default": find})
+    servable = ServableLoader(SERVE, "auto", compile_native)("m", 1, tmp_path / "1")
+    assert predict(servable, {"x": np.array([10, -20, 3])})["y"].tolist() == [[1.0], [2.0], [0.0]]
+
+
 def test_a_graph_with_functions_does_not_run_on_its_callers_thread_alone(tf: Any, tmp_path: Path) -> None:
     from service.graph.flat_graph import flatten
     from service.graph.graph_session import DenseGraph
