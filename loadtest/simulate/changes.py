@@ -30,7 +30,7 @@ import numpy as np
 import redis
 from greenlet import getcurrent, greenlet
 
-from service.artifact.delta_file import Delta, encode
+from service.artifact.delta_file import Delta, DeltaFault, encode
 from service.remote import changes, replicas, topology
 from service.remote.address import StoreAddress
 from service.remote.core_clusters import FRESH_S
@@ -721,9 +721,12 @@ class _Server:
 
     def take_file(self, delta: Delta) -> None:
         """Takes a delta file that was put into its folder."""
-        self.changes.queue_file(delta, lambda fault: self._fail(f"server {self.number}: a file is refused: {fault}"))
+        self.changes.queue_file(delta, self._refuse)
         for row in delta.ids.tolist():
             self.confirmed[row] = max(self.confirmed[row], 2.0 * delta.sequence)
+
+    def _refuse(self, fault: DeltaFault) -> None:
+        self._fail(f"server {self.number}: a file is refused: {fault}")
 
     def read(self, row: int | None = None) -> float | None:
         """Reads a row, from the cache if it may; returns it, or None if no node answers. None: draws a row."""
