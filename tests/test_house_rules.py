@@ -332,7 +332,7 @@ RUST_MAY_USE: dict[str, set[str]] = {
     "priority.rs": set(),
     "sync.rs": set(),
     "tables": {"denormals.rs", "priority.rs", "sync.rs"},
-    "clusters": set(),
+    "clusters": {"sync.rs"},
     "plan": {"tables", "clusters", "sync.rs"},
     "python_log.rs": {"plan"},
     # A tower calls TensorFlow, and a form knows a wire: neither knows the other.

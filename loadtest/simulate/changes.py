@@ -1,14 +1,15 @@
 """Runs the real writers and followers of a remote table, and the finders of replicas in sync, in a simulated cluster.
 
-Two servers write and read rows by a simulated clock, while nodes end, freeze, lose their network or their replicas, and
-replicas take over. Only the clock, the nodes and the reader of rows are simulated. What holds, from any seed:
+Two servers write and read rows by a simulated clock, and take delta files, while nodes end, freeze, lose their network
+or their replicas, and replicas take over; a third one reads without a cache. Only the clock, the nodes and the reader
+of rows are simulated. What holds, from any seed:
 
 - A row is one that its primary had at some moment of the last two seconds, or no newer one was told or read before. A
   primary that ends may take changes of its last second with it that not all replicas have.
 - Nothing is raised but that a cluster does not answer, or refuses.
 
-Once all is well: no server has an unfinished upsert; caches have what the cluster has; and each row is that of the
-newest confirmed upsert, unless a replica took over that lacked changes.
+Once all is well: no server has an unfinished upsert or delta file; caches have what the cluster has; and no row is
+older than its newest confirmed upsert and file, unless a replica took over that was away when they were written.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import numpy as np
 import redis
 from greenlet import getcurrent, greenlet
 
-from service.artifact.delta_file import Delta, encode
+from service.artifact.delta_file import Delta, DeltaFault, encode
 from service.remote import changes, replicas, topology
 from service.remote.address import StoreAddress
 from service.remote.core_clusters import FRESH_S
@@ -41,11 +42,15 @@ _ROWS = 8
 _LAYOUT = TableLayout("m", "t", "f" * 16, _ROWS, row_bytes=4, block_rows=2, num_shards=4)
 _GROUPS, _NODES = 2, 3
 # Other nodes take a node for failed that is silent for one of these times (cluster-node-timeout).
-_NODE_TIMEOUTS_S = (1.0, 3.0)
+_NODE_TIMEOUTS_S = (1.0, 3.0, 6.0)
 # How long faults come, and how long the cluster then has until all is written.
 _FAULTS_S, _CALM_S = 12.0, 9.0
 # How long it takes until all has come that the network held back.
 _COMES_S = 1.0
+# The numbers of delta files are the multiples of this; an upsert has none of them.
+_FILES = 10_000
+# For how long after a node has failed servers may not wait for it (their maps of slots are as old).
+_AWAY_S = 5.0
 # So few that servers miss entries.
 _KEPT_ENTRIES, _READ_ENTRIES = 6, 4
 
@@ -138,7 +143,9 @@ class _Made(NamedTuple):
             case ["EVAL", changes._WRITE, size, *rest]:
                 return float(rest[size])
             case ["EVAL", changes._TELL, size, *rest]:
-                return 2.0 * float(rest[size]) + 1
+                return _order_of(rest[size])
+            case ["EVAL", changes._HOLD, size, *rest]:
+                return _order_of(abs(int(rest[size + 1])))
         return 0.0
 
 
@@ -147,9 +154,9 @@ class _Node:
     """A node. is_full: it refuses to write. hidden_from: servers that do not reach it. log: the last changes that it
     made as a primary, by time.
 
-    heard_s: when others heard it last. closed_until_s: it takes no commands before. copied_s: when it may have copied a
-    new primary. cut_s: since when the network holds the changes of its primary back. held_back_s: from when the network
-    held those back that come now, and when it let go.
+    heard_s: when others heard it last. failed_s: when they took it for failed. closed_until_s: it takes no commands
+    before. copied_s: when it may have copied a new primary. cut_s: since when the network holds the changes of its
+    primary back. held_back_s: from when the network held those back that come now, and when it let go.
     """
 
     number: int
@@ -167,6 +174,7 @@ class _Node:
     held_back_s: tuple[float, float] | None = None
     slow_s: float = 0.0
     heard_s: float = 0.0
+    failed_s: float = 0.0
     closed_until_s: float = 0.0
     copied_s: float = 0.0
 
@@ -227,22 +235,27 @@ def _next(keys: dict[str, Any], names: Sequence[str], words: Sequence[Any]) -> b
 
 
 def _hold(keys: dict[str, Any], names: Sequence[str], words: Sequence[Any]) -> int:
-    keys.setdefault(names[1], {})[str(words[1])] = words[2]
+    if str(words[3]) not in keys.get(names[2], {}):
+        keys.setdefault(names[1], {})[str(words[1])] = words[2]
     return 1
 
 
 def _tell(keys: dict[str, Any], names: Sequence[str], words: Sequence[Any]) -> int:
-    sequence, ids, kept, deed, checksum, nonce = words
+    sequence, ids, kept, released, checksum, nonce = words
     stream = keys.setdefault(names[0], [])
     number, before = (int(stream[-1][0].split(b"-")[0]), stream[-1][1][b"history"]) if stream else (0, b"")
     history = hashlib.sha1(before + nonce + ids).hexdigest().encode()
     keys[names[0]] = [*stream, (f"{number + 1}-1".encode(), {b"ids": ids, b"history": history})][-kept:]
     keys[names[1]] = max(int(keys.get(names[1], 0)), sequence)
-    if deed == "release":
-        keys.get(names[2], {}).pop(str(sequence), None)
-    if deed == "file":
-        keys.setdefault(names[2], {})[str(sequence)] = str(checksum).encode()
+    keys.get(names[2], {}).pop(released, None)
+    if checksum != "":
+        keys.setdefault(names[3], {})[str(sequence)] = str(checksum).encode()
     return 1
+
+
+def _order_of(number: int) -> float:
+    """Returns the order of the change with a number: of two with one number, the upsert counts."""
+    return 2.0 * number + (number % _FILES > 0)
 
 
 # What the scripts in Lua do, on the keys of a node.
@@ -263,9 +276,11 @@ class _Cluster:
     """The nodes, and what is so, which nodes and servers learn by and by.
 
     was: row -> the moments from which its primary had it, and its order then. told: row -> order of a change -> when
-    the stream told of it, or a server read it. gone: orders of changes that a primary took with it. lost_s: when a
+    the stream told of it, or a server read it. gone: orders of changes that a primary took with it. excused: those of
+    changes that may be lost, because the replica that took over was away when they were written. lost_s: when a
     change was lost last, or made by a node that another one has replaced. starved_s: until when each server gets no
-    processor time. is_filling: the stream's primary will refuse to write once a row was written.
+    processor time. is_filling: the stream's primary will refuse to write once a row was written. is_losing: it will
+    end, and take with it that a delta file is written.
     """
 
     def __init__(self, clock: _Clock, rng: random.Random, tell: Callable[[str], object]) -> None:
@@ -278,13 +293,15 @@ class _Cluster:
         self.was: list[list[tuple[float, float]]] = [[(0.0, 0.0)] for _ in range(_ROWS)]
         self.told: list[dict[float, float]] = [{} for _ in range(_ROWS)]
         self.gone: set[float] = set()
+        self.excused: set[float] = set()
         self.starved_s = [0.0, 0.0]
-        self.is_filling = False
+        self.is_filling = self.is_losing = False
         self.lost_s = 0.0
         self.node_timeout_s = rng.choice(_NODE_TIMEOUTS_S)
-        self.num_heals = 0
+        self.num_heals = self.num_files = 0
         self._electing: set[int] = set()
         clock.start(self._look_around)
+        clock.start(self._read_elsewhere)
 
     def members(self, group: int) -> list[_Node]:
         return self.nodes[group * _NODES : (group + 1) * _NODES]
@@ -356,13 +373,19 @@ class _Cluster:
             return redis.exceptions.ResponseError("NOREPLICAS Not enough good replicas to write.")
         found = node.run(words)
         if words[0] == "EVAL":
+            if words[1] == changes._TELL and words[-2] != "" and self.is_losing:
+                self.is_losing = False
+                for one in self.members(group):
+                    if one is not node:
+                        self.cut(one)
+                self.later(0.5, self.unless_healed(partial(self.end, node)))
             if words[1] == changes._WRITE and self.is_filling:
                 self.primary(_STREAM_GROUP).is_full, self.is_filling = True, False
             if node is not self.primary(group):
                 self.lost_s = self.clock.now_s
             if words[1] == changes._TELL and words[-5]:
                 for row in np.frombuffer(words[-5], "<i8").tolist():
-                    self.note_told(row, 2.0 * words[-6] + 1)
+                    self.note_told(row, _order_of(words[-6]))
             self.replicate(node, words)
         return found
 
@@ -457,6 +480,8 @@ class _Cluster:
                 # A sign of life (repl-ping-replica-period).
                 if turn % 20 == 0 and node.is_primary and node.is_up and not node.is_frozen:
                     self.replicate(node, ["PING"])
+            for number in failed:
+                self.nodes[number].failed_s = self.clock.now_s
             if failed != self.truth.failed:
                 self.truth = self.truth._replace(failed=frozenset(failed))
                 self.spread()
@@ -465,6 +490,15 @@ class _Cluster:
                     self._electing.add(group)
                     self.later(0.8, partial(self._elect, group))
             self.clock.sleep(0.05)
+
+    def _read_elsewhere(self) -> None:
+        """Reads rows as another server does that has no cache."""
+        while True:
+            self.clock.sleep(self.rng.uniform(0, 0.1))
+            row = self.rng.randrange(_ROWS)
+            node = self.primary(_group_of(_ROW_SLOTS[row]))
+            if node.is_up and not (node.is_frozen or self.is_closed(node)):
+                self.note_told(row, self.row(row))
 
     def _elect(self, group: int) -> None:
         self._electing.discard(group)
@@ -482,6 +516,8 @@ class _Cluster:
         lost = [made for made in newest if made.words[0] == "EVAL"]
         if lost:
             self.lost_s = self.clock.now_s
+        away_s = node.failed_s + _AWAY_S if node.failed_s else 0.0
+        self.excused |= {made.order for made in lost if made.at_s < away_s}
         for told in self.told:
             told.update({order: self.clock.now_s for order in self.gone.intersection(told)})
         self.gone.clear()
@@ -514,7 +550,7 @@ class _Cluster:
     def heal(self, node: _Node) -> None:
         """Ends a node's faults. One that has ended starts empty, once another has taken over."""
         self.link(node)
-        self.is_filling = False
+        self.is_filling = self.is_losing = False
         node.is_frozen, node.is_full, node.slow_s = False, False, 0.0
         node.hidden_from.clear()
         if not node.has_peers:
@@ -683,6 +719,15 @@ class _Server:
         for row in ids.tolist():
             self.confirmed[row] = max(self.confirmed[row], 2.0 * delta.sequence + 1)
 
+    def take_file(self, delta: Delta) -> None:
+        """Takes a delta file that was put into its folder."""
+        self.changes.queue_file(delta, self._refuse)
+        for row in delta.ids.tolist():
+            self.confirmed[row] = max(self.confirmed[row], 2.0 * delta.sequence)
+
+    def _refuse(self, fault: DeltaFault) -> None:
+        self._fail(f"server {self.number}: a file is refused: {fault}")
+
     def read(self, row: int | None = None) -> float | None:
         """Reads a row, from the cache if it may; returns it, or None if no node answers. None: draws a row."""
         row = self._cluster.rng.randrange(_ROWS) if row is None else row
@@ -745,6 +790,8 @@ def _begin(cluster: _Cluster, kind: str, node: _Node) -> None:
             cluster.later(1.8, cluster.unless_healed(partial(cluster.end, primary)), 1.4)
         case "full":
             cluster.is_filling = True
+        case "note":
+            cluster.is_losing = True
         case "hold":
             # The network holds changes back for long, and lets go of them while a server does not reach the primary.
             primary.hidden_from.add(cluster.rng.randrange(2))
@@ -759,7 +806,7 @@ def _begin(cluster: _Cluster, kind: str, node: _Node) -> None:
 
 _KINDS = (
     *("end", "freeze", "hide", "cut", "slow", "unlink", "promote"),
-    *("part", "part", "lose", "lose", "hold", "starve", "full"),
+    *("part", "part", "lose", "lose", "hold", "starve", "full", "note"),
 )
 
 
@@ -792,7 +839,7 @@ def _simulated(clock: _Clock, cluster: _Cluster) -> Iterator[None]:
 
 
 def run_seed(seed: int) -> Outcome:
-    """Runs two servers and a cluster of two groups of three nodes for 20 simulated seconds."""
+    """Runs two servers and a cluster of two groups of three nodes for some 25 simulated seconds."""
     outcome, clock, rng = Outcome(), _Clock(), random.Random(seed)
 
     def tell(line: str) -> None:
@@ -810,7 +857,7 @@ def run_seed(seed: int) -> Outcome:
                 server.start()
             clock.start(partial(_write_some, cluster, servers))
             _break_some(cluster)
-            clock.sleep(_CALM_S)
+            clock.sleep(_CALM_S + cluster.node_timeout_s)
             _check_rest(cluster, servers, fail)
         finally:
             clock.end()
@@ -827,6 +874,21 @@ def _write_some(cluster: _Cluster, servers: Sequence[_Server]) -> None:
         cluster.clock.sleep(cluster.rng.uniform(0, 0.3))
         # More than one upsert at a time, of one server or of both.
         cluster.clock.start(cluster.rng.choice(servers).upsert)
+        if cluster.rng.random() < 0.1:
+            _drop_file(cluster, servers)
+
+
+def _drop_file(cluster: _Cluster, servers: Sequence[_Server]) -> None:
+    """Puts a delta file into the folder of one server, or of both."""
+    rng = cluster.rng
+    cluster.num_files += 1
+    ids = np.array(sorted(rng.sample(range(_ROWS), rng.randint(1, 3))), np.int64)
+    number = _FILES * cluster.num_files
+    rows = np.full((ids.size, 1), 2 * number, np.float32)
+    takers = rng.choice((servers, [rng.choice(servers)]))
+    cluster.tell(f"file {number} of {ids.tolist()} for servers {[one.number for one in takers]}")
+    for one in takers:
+        one.take_file(Delta(number, "t", ids, rows, _FINGERPRINT, checksum=number))
 
 
 def _break_some(cluster: _Cluster) -> None:
@@ -858,5 +920,5 @@ def _check_rest(cluster: _Cluster, servers: Sequence[_Server], fail: Callable[[s
         for row, order in enumerate(server.confirmed):
             if (found := server.read(row)) != cluster.row(row):
                 fail(f"server {server.number}: row {row} is {found} at the end, and the cluster has {cluster.row(row)}")
-            if not cluster.lost_s and cluster.row(row) < order:
+            if cluster.row(row) < order and order not in cluster.excused:
                 fail(f"row {row} is {cluster.row(row)} at the end, and {order} was confirmed")

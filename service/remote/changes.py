@@ -10,7 +10,12 @@ each entry has a digest of all entries up to it: equal digests are equal streams
 the stream drops all cached rows, and the server that wrote an entry writes it again until all replicas have it.
 
 Rows of an upsert can be read before the stream tells of them, for long if the stream's primary fails meanwhile. So
-while an upsert is held, cached rows are valid only up to the moment before the server found it.
+while an upsert is held, cached rows are valid only up to the moment before the server found it, or up to the last look
+at which the server dropped the upsert's rows from its cache. A delta file is held by the ids of its rows alone, so only
+a server that has the file can finish it.
+
+If a primary fails before its replicas have what it holds, they lack the upsert. The server that took the upsert holds
+it again then.
 """
 
 from __future__ import annotations
@@ -37,10 +42,13 @@ logger = logging.getLogger(__name__)
 _WRITE_S = 5.0
 _LOOK_S = 1.0
 # If an upsert stays in the Valkey hash `held` for this many seconds, any server finishes it, because the server that
-# put it there has probably ended.
+# put it there has probably ended. An upsert that some replica still lacks then is written again after this time.
 _HELD_S = 1.0
 # Seconds from one attempt to the next in which this server writes its stream entries again that some replica lacks.
 _AGAIN_S = 1.0
+# The same for rows of a delta file that some replica lacks. A file may be large, and a replica may copy its primary for
+# long.
+_FILE_AGAIN_S = 5.0
 # Number of entries that the Valkey stream of changed rows keeps, and number that a server reads at a time. A server
 # that missed an entry drops all cached rows.
 _KEPT_ENTRIES = 1000
@@ -77,17 +85,19 @@ local last = math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(ARGV[2
 redis.call('SET', KEYS[2], string.format('%.0f', last))
 return string.format('%.0f', last)
 """
-# Lua script for Valkey that stores an upsert, before its rows are written into the table's blocks. KEYS: the table's
-# record, the hash `held`. ARGV: the record that a complete table has, the upsert's number, the upsert's bytes.
+# Lua script for Valkey that stores an upsert, or the ids of a delta file, before its rows are written into the table's
+# blocks. KEYS: the table's record, the hash `held`, the hash `files`. ARGV: the record that a complete table has, the
+# name in `held`, the bytes, and '', or the number of a file that is not held if another server has written it.
 _HOLD = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return redis.error_reply('NOTWHOLE the version is not in the cluster any more')
 end
+if redis.call('HGET', KEYS[3], ARGV[4]) then return 0 end
 return redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 """
 # Lua script for Valkey that tells all servers which rows were changed. KEYS: the stream `changes`, the last number, the
-# hash `held` or `files`. ARGV: the change's number, its ids or '', the entries to keep, 'release' or 'file' or '', a
-# file's checksum, and random bytes.
+# hash `held`, the hash `files`. ARGV: the change's number, its ids or '', the entries to keep, the name to remove from
+# `held` or '', the checksum of a file that is written or '', and random bytes.
 _TELL = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
 local number = last and string.match(last[1], '^%d+') or '0'
@@ -95,20 +105,34 @@ local history = redis.sha1hex((last and last[2][4] or '') .. ARGV[6] .. ARGV[2])
 redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[3], string.format('%.0f-1', tonumber(number) + 1),
   'ids', ARGV[2], 'history', history)
 if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[1]) then redis.call('SET', KEYS[2], ARGV[1]) end
-if ARGV[4] == 'release' then redis.call('HDEL', KEYS[3], ARGV[1]) end
-if ARGV[4] == 'file' then redis.call('HSET', KEYS[3], ARGV[1], ARGV[5]) end
+redis.call('HDEL', KEYS[3], ARGV[4])
+if ARGV[5] ~= '' then redis.call('HSET', KEYS[4], ARGV[1], ARGV[5]) end
 return 1
 """
 
 
 class _Held(NamedTuple):
-    """An unfinished upsert in the cluster.
+    """An unfinished upsert or delta file in the cluster.
 
-    since_s: when this server saw it first. told_s: a moment up to which the listeners know the rows that it changed.
+    tried_s: when this server saw it first, or tried last to finish it. told_s: a moment up to which the listeners know
+    the rows that it changed. is_read: whether `ids` is known: the [N] int64 ids of these rows, or None for any row.
     """
 
-    since_s: float
+    tried_s: float
     told_s: float
+    is_read: bool = False
+    ids: Array | None = None
+
+
+class _File(NamedTuple):
+    """A delta file whose rows some node may lack.
+
+    refused: is called if the file is refused. again_s: when its rows are written again; 0: they were never written.
+    """
+
+    delta: Delta
+    refused: Callable[[DeltaFault], None]
+    again_s: float = 0.0
 
 
 # Type of a function that is called with the [N] int64 ids of changed rows, or with None if any row may have changed. It
@@ -168,14 +192,16 @@ class TableChanges:
         # The moment up to which the listeners know all changes, but for those of unfinished upserts, by their number.
         self._heard_s = float("-inf")
         self._held: dict[str, _Held] = {}
-        self._files: deque[tuple[Delta, Callable[[DeltaFault], None]]] = deque()
+        # The bytes of upserts that this server took and some replica may lack, by their number.
+        self._own: dict[str, bytes] = {}
+        self._files: deque[_File] = deque()
         self._trouble = ""
         self._behind_since_s: float | None = None
 
     @property
     def num_pending(self) -> int:
-        """Number of delta files and upserts whose rows this server knows to be not yet written to the cluster."""
-        return len(self._files) + len(self._held)
+        """Number of delta files and upserts whose rows may be missing on a node of the cluster."""
+        return len(self._held.keys() | {_name_of_file(file.delta) for file in self._files.copy()})
 
     @property
     def lag_s(self) -> float:
@@ -221,17 +247,20 @@ class TableChanges:
         delta, data = make(int(number))
         # Primaries and replicas store the upsert before a row changes, so that a server can finish the upsert even if a
         # replica takes over.
-        self._primaries.write([self._script(_HOLD, ["", "held"], whole, delta.sequence, data)], end_s)
+        is_safe = self._hold(str(delta.sequence), data, "", end_s)
         try:
-            self._finish(delta, end_s)
+            is_safe |= self._finish(delta, end_s)
         except (Unreachable, Refused) as error:
             logger.warning("an upsert is written later", extra=self._names() | {"reason": str(error)})
             return delta, False
+        finally:
+            if not is_safe:
+                self._own[str(delta.sequence)] = data
         return delta, True
 
     def queue_file(self, delta: Delta, refused: Callable[[DeltaFault], None]) -> None:
         """Queues a delta that was read from a file; follow() writes its rows to the cluster if no other server has."""
-        self._files.append((delta, refused))
+        self._files.append(_File(delta, refused))
 
     def follow(self) -> None:
         """Tells listeners the rows that other servers changed; writes queued deltas' and unfinished upserts' rows.
@@ -241,6 +270,7 @@ class TableChanges:
         with self._following:
             try:
                 self._look(time.monotonic() + _LOOK_S)
+                self._hold_again(time.monotonic() + _LOOK_S)
                 self._tell_again(time.monotonic() + _LOOK_S)
                 self._write_files(time.monotonic() + _WRITE_S)
             except (Unreachable, Refused) as error:
@@ -280,15 +310,25 @@ class TableChanges:
         self._held = {name: self._held.get(name, new) for name in map(bytes.decode, names)}
         if len(entries) < _READ_ENTRIES:
             self._heard_s = as_of_s
-        self._tell_heard()
-        for name, held in sorted(self._held.items(), key=lambda one: int(one[0])):
-            if now_s - held.since_s >= _HELD_S:
-                begin_s = time.monotonic()
-                if self._finish_held(name):
-                    self._held[name] = _Held(held.since_s, begin_s)
-                    self._tell_heard()
+        self._tell_held()
+        for name, held in sorted(self._held.items(), key=lambda one: one[1].tried_s):
+            if time.monotonic() >= end_s or now_s - held.tried_s < _HELD_S:
+                # While replicas lack rows, each attempt takes as long as a write waits for them.
+                break
+            # The time is noted before the attempt, so that an upsert that is refused lets this server try the others.
+            self._held[name] = held._replace(tried_s=now_s)
+            self._finish_held(name)
 
-    def _tell_heard(self) -> None:
+    def _tell_held(self) -> None:
+        """Tells the rows of unfinished upserts, at each look, because a server may just have written them, and then the
+        moment up to which the listeners know all changes.
+        """
+        now_s = time.monotonic()
+        known = {name: held for name, held in self._held.items() if held.is_read}
+        ids = [held.ids for held in known.values() if held.ids is not None]
+        if known:
+            self._tell(np.unique(np.concatenate(ids)) if len(ids) == len(known) else None)
+            self._held |= {name: held._replace(told_s=now_s) for name, held in known.items()}
         if self.on_heard is not None:
             self.on_heard(min([self._heard_s, *(held.told_s for held in self._held.values())]))
 
@@ -299,34 +339,69 @@ class TableChanges:
         ids = [one.ids for one in entries]
         self._tell(np.unique(np.frombuffer(b"".join(ids), "<i8")) if all(ids) else None)
 
-    def _finish_held(self, name: str) -> bool:
-        """Finishes an upsert; returns whether all its rows were told, or none will be written."""
+    def _finish_held(self, name: str) -> None:
+        """Reads which rows an upsert or a delta file changes; writes those of an upsert."""
         (data,) = self._primaries.run([self._command("HGET", "held", name)], time.monotonic() + _LOOK_S)
         if data is None:
-            return False
-        try:
-            delta = decode(data)
-        except DeltaFault as fault:
-            logger.error("a held upsert is damaged", extra=self._names() | {"reason": str(fault), "sequence": name})
-            return True
-        logger.info("finishing an upsert that another server left", extra=self._names() | {"sequence": name})
-        self._finish(delta, time.monotonic() + _WRITE_S)
-        return True
+            return
+        delta: Delta | None = None
+        ids: Array | None = np.frombuffer(data, "<i8") if name.startswith("-") and data else None
+        if not name.startswith("-"):
+            try:
+                delta = decode(data)
+            except DeltaFault as fault:
+                why = {"reason": str(fault), "sequence": name}
+                logger.error("a held upsert is damaged", extra=self._names() | why)
+            ids = np.empty(0, np.int64) if delta is None else delta.ids
+        self._held[name] = self._held[name]._replace(is_read=True, ids=ids)
+        self._tell_held()
+        if delta is not None:
+            logger.info("finishing an upsert that another server left", extra=self._names() | {"sequence": name})
+            self._finish(delta, time.monotonic() + _WRITE_S)
 
-    def _finish(self, delta: Delta, end_s: float) -> None:
-        is_copied = self._write(delta, 2 * delta.sequence + 1, end_s)
-        self._announce(delta, ["changes", "sequence", "held"], "release" if is_copied else "", end_s)
+    def _hold(self, name: str, data: bytes, file: int | str, end_s: float) -> bool:
+        """Stores an upsert, or the ids of a delta file, in the cluster; returns whether the replicas have it."""
+        whole = self._layout.record_text(is_whole=True)
+        return self._primaries.write([self._script(_HOLD, ["", "held", "files"], whole, name, data, file)], end_s)
+
+    def _hold_again(self, end_s: float) -> None:
+        """Holds upserts of this server again that a replica lacked which has taken over."""
+        for name, data in self._own.copy().items():
+            if name not in self._held and self._hold(name, data, "", end_s):
+                self._own.pop(name, None)
+
+    def _finish(self, delta: Delta, end_s: float, *, is_file: bool = False) -> bool:
+        """Writes the rows of an upsert or a delta file, tells of them, and releases it once the replicas have the rows;
+        returns whether they have them, and for a file, whether they also know that it is written.
+        """
+        name = _name_of_file(delta) if is_file else str(delta.sequence)
+        is_copied = self._write(delta, 2 * delta.sequence + (not is_file), end_s)
+        checksum = delta.checksum if is_copied and is_file else ""
+        is_noted = self._announce(delta, name if is_copied else "", checksum, end_s)
+        if is_copied:
+            self._own.pop(name, None)
+        return is_copied and (is_noted or not is_file)
 
     def _write_files(self, end_s: float) -> None:
-        while self._files:
-            delta, refused = self._files[0]
-            (found,) = self._primaries.run([self._command("HGET", "files", delta.sequence)], end_s)
-            if found is None:
-                self._write(delta, 2 * delta.sequence, end_s)
-                self._announce(delta, ["changes", "sequence", "files"], "file", end_s)
-            elif int(found) != delta.checksum:
-                refused(DeltaFault("repeated", f"another file of another server had the number {delta.sequence}"))
+        for _ in range(len(self._files)):
+            file = self._files[0]
+            delta, is_done = file.delta, False
+            if time.monotonic() >= file.again_s:
+                (found,) = self._primaries.run([self._command("HGET", "files", delta.sequence)], end_s)
+                is_other = found is not None and int(found) != delta.checksum
+                if is_other:
+                    fault = f"another file of another server had the number {delta.sequence}"
+                    file.refused(DeltaFault("repeated", fault))
+                # A primary that fails may take the note with it that this server has written the file.
+                is_done = is_other or (found is not None and not file.again_s)
+                if not is_done:
+                    note = "" if file.again_s else delta.sequence
+                    self._hold(_name_of_file(delta), _told_ids(delta), note, end_s)
+                    is_done = self._finish(delta, end_s, is_file=True)
+                file = file._replace(again_s=time.monotonic() + _FILE_AGAIN_S)
             self._files.popleft()
+            if not is_done:
+                self._files.append(file)
 
     def _write(self, delta: Delta, order: int, end_s: float) -> bool:
         """Writes a delta's rows into the table's blocks in the cluster; returns whether the replicas have them."""
@@ -348,13 +423,14 @@ class TableChanges:
             commands.append(Command(int(layout.slots[shard]), ("EVAL", _WRITE, len(keys), *keys, *words)))
         return self._primaries.write(commands, end_s)
 
-    def _announce(self, delta: Delta, notes: list[str], deed: str, end_s: float) -> None:
-        ids = np.ascontiguousarray(delta.ids, "<i8")
-        told = ids.tobytes() if ids.size <= _MOST_IDS else b""
-        self._add(told, notes, [deed, delta.checksum], delta.sequence, end_s)
+    def _announce(self, delta: Delta, released: str, checksum: int | str, end_s: float) -> bool:
+        """Tells all servers of changed rows; returns whether the replicas have what this notes in the cluster."""
+        notes = ["changes", "sequence", "held", "files"]
+        is_copied = self._add(_told_ids(delta), notes, [released, checksum], delta.sequence, end_s)
         self.applied += 1
         # This server's listeners of changed rows are called at once; other servers read the rows from the stream.
-        self._tell(ids)
+        self._tell(delta.ids)
+        return is_copied
 
     def _tell_again(self, end_s: float) -> None:
         """Writes one stream entry with the ids of all entries that a replica may lack: it may become the primary."""
@@ -364,16 +440,19 @@ class TableChanges:
         told = self._uncopied.copy()
         size = sum(map(len, told.values()))
         ids = b"".join(told.values()) if all(told.values()) and size <= 8 * _MOST_IDS else b""
-        self._add(ids, ["changes", "sequence"], ["", 0], 0, end_s)
+        self._add(ids, ["changes", "sequence", "held", "files"], ["", ""], 0, end_s)
         for nonce in told:
             self._uncopied.pop(nonce, None)
 
-    def _add(self, ids: bytes, notes: list[str], deed: list[str | int], sequence: int, end_s: float) -> None:
-        """Adds an entry to the stream of changes; keeps its ids in _uncopied unless all replicas have the entry."""
+    def _add(self, ids: bytes, notes: list[str], deed: list[str | int], sequence: int, end_s: float) -> bool:
+        """Adds an entry to the stream of changes; returns whether all replicas have it, and keeps its ids in _uncopied
+        if not.
+        """
         nonce = os.urandom(16)
         self._uncopied[nonce] = ids
         if self._primaries.write([self._script(_TELL, notes, sequence, ids, _KEPT_ENTRIES, *deed, nonce)], end_s):
             self._uncopied.pop(nonce, None)
+        return nonce not in self._uncopied
 
     def _tell(self, ids: Array | None) -> None:
         for listener in self.listeners:
@@ -388,6 +467,16 @@ class TableChanges:
 
     def _names(self) -> dict[str, object]:
         return {"model": self._layout.model, "table": self._layout.table}
+
+
+def _name_of_file(delta: Delta) -> str:
+    """Returns the name of a delta file in the hash `held`, which is no upsert's."""
+    return f"-{delta.sequence}"
+
+
+def _told_ids(delta: Delta) -> bytes:
+    """Returns the ids of changed rows as the cluster has them; b"", for any row, if there are too many."""
+    return np.ascontiguousarray(delta.ids, "<i8").tobytes() if delta.ids.size <= _MOST_IDS else b""
 
 
 def _octets(rows: Array, dtype: str) -> Array:

@@ -38,8 +38,8 @@ _BLOCK_BYTES = 16384 - 256
 _MOST_SHARDS = 4096
 _FINGERPRINT_DIGITS = 16
 # Suffixes of a table's keys in Valkey. sequence: the last upsert's number. held: hash of the upserts that are not in
-# all blocks and replicas yet. files: hash of the written delta files' checksums. changes: stream of the last changed
-# rows.
+# all blocks and replicas yet, and of the ids of such delta files. files: hash of the written delta files' checksums.
+# changes: stream of the last changed rows.
 NOTES = ("sequence", "held", "files", "changes")
 
 

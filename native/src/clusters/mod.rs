@@ -10,6 +10,7 @@
 
 mod all_clusters;
 mod cache;
+mod changes;
 mod connection;
 mod description;
 mod hedging;

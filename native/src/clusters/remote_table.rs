@@ -1,10 +1,7 @@
 //! One table of one model version whose rows lie in a Valkey or Redis cluster: the commands that read the rows, and the
 //! counts of these reads.
 
-use std::sync::atomic::{
-    AtomicU64,
-    Ordering::{Relaxed, SeqCst},
-};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +10,7 @@ use redis_protocol::redis_keyslot;
 use serde::Serialize;
 
 use super::cache::Cache;
+use super::changes::Changes;
 use super::description::RemoteDescription;
 use super::network;
 use super::topology::{ForgetSlots, Topology};
@@ -74,8 +72,7 @@ pub struct RemoteTable {
     pub(super) topology: Arc<Topology>,
     pub(super) counters: Counters,
     cache: Option<Arc<Cache>>,
-    /// Counts the changes of rows, so that a read that began before a change does not cache an old row.
-    changes: AtomicU64,
+    changes: Changes,
     /// Numbers of blocks that lacked a row that was read, until [`Self::take_lost`] takes them.
     lost: Mutex<Vec<u64>>,
     /// Serial number of the table in the keys of the cache, different for each open table of each version.
@@ -120,8 +117,7 @@ impl Drop for RemoteTable {
 impl ForgetSlots for RemoteTable {
     fn forget_slots(&self, has_moved: &[bool]) {
         let Some(cache) = &self.cache else { return };
-        self.changes.fetch_add(1, SeqCst);
-        cache.remove_rows(self.serial, |row| has_moved[usize::from(self.slot(row))]);
+        self.changes.note(|| cache.remove_rows(self.serial, |row| has_moved[usize::from(self.slot(row))]));
     }
 }
 
@@ -150,7 +146,7 @@ impl RemoteTable {
             subject,
             topology,
             counters: Counters::default(),
-            changes: AtomicU64::new(0),
+            changes: Changes::new(),
             lost: Mutex::default(),
             serial: cache.as_ref().map_or(0, |cache| cache.next_serial()),
             cache,
@@ -266,35 +262,26 @@ impl RemoteTable {
         }
     }
 
-    /// Returns how many times cached rows of the table were removed, because they changed or their slots got another
-    /// primary.
+    /// Returns [`Changes::count`] of the table.
     pub(super) fn changes(&self) -> u64 {
-        self.changes.load(SeqCst)
+        self.changes.count()
     }
 
-    /// Adds a row to the cache, unless rows of the table have changed since the read of the row began; `changes` is
-    /// what [`Self::changes`] returned then.
-    pub(super) fn offer(&self, id: u64, row: &[u8], changes: u64) {
-        if let Some(cache) = &self.cache
-            && self.changes() == changes
-        {
-            cache.offer(self.serial, id, row);
-            if self.changes() != changes {
-                // The table may have changed between the first comparison of the count of changes and the insertion.
-                // Then the inserted row may be old, so it is removed.
-                cache.remove(self.serial, id);
-            }
+    /// Adds a row to the cache, unless rows of the table have changed since the read of the row began; `before` is what
+    /// [`Self::changes`] returned then.
+    pub(super) fn offer(&self, id: u64, row: &[u8], before: u64) {
+        if let Some(cache) = &self.cache {
+            self.changes.cache(before, || cache.offer(self.serial, id, row), || cache.remove(self.serial, id));
         }
     }
 
     /// Removes the changed rows `ids` of the table, or all its rows if `ids` is None, from the row cache.
     pub(super) fn forget(&self, ids: Option<&[u64]>) {
         let Some(cache) = &self.cache else { return };
-        self.changes.fetch_add(1, SeqCst);
-        match ids {
+        self.changes.note(|| match ids {
             None => cache.remove_table(self.serial),
             Some(ids) => ids.iter().for_each(|id| cache.remove(self.serial, *id)),
-        }
+        });
     }
 
     /// Notes that the block of a row lacks this row in the cluster.

@@ -43,18 +43,24 @@ def _trust_ended_primaries(*reports: Any, gone_s: float | None, as_of_s: float) 
     return _HAS_ALL_S(*reports, gone_s=None if gone_s is None else float("-inf"), as_of_s=as_of_s)
 
 
+def _hold_no_file(changes: TableChanges, name: str, *more: Any) -> bool:
+    return name.startswith("-") or _HOLD(changes, name, *more)
+
+
 _HAS_ALL_S: Callable[..., float] = replicas.has_all_s
+_HOLD: Callable[..., bool] = TableChanges._hold
 
 
 @pytest.mark.parametrize(
     ("kind", "seed", "owner", "name", "fault"),
     [
-        # The stream takes no entry of an upsert whose rows are written.
-        ("full", 0, TableChanges, "_tell_heard", _hear_of_entries_alone),
+        # The stream takes no entry of an upsert, or of a delta file, whose rows are written.
+        ("full", 1, TableChanges, "_tell_held", _hear_of_entries_alone),
+        ("full", 3, TableChanges, "_hold", _hold_no_file),
         # A healed network brings a replica old changes of a primary that does not answer.
-        ("hold", 2, replicas, "FRESH_S", float("inf")),
+        ("hold", 31, replicas, "FRESH_S", float("inf")),
         # A primary is cut off from its replicas, and ends 1.4 s later or more.
-        ("starve", 0, replicas, "has_all_s", _trust_ended_primaries),
+        ("starve", 1, replicas, "has_all_s", _trust_ended_primaries),
     ],
 )
 def test_old_rows_are_found(
@@ -64,3 +70,11 @@ def test_old_rows_are_found(
     assert run_seed(seed).failure == ""
     monkeypatch.setattr(owner, name, fault)
     assert "was [" in run_seed(seed).failure
+
+
+def test_an_upsert_that_a_lost_primary_held_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A primary is cut off from its replicas, takes an upsert, and ends. The server that took the upsert lives.
+    monkeypatch.setattr(simulation, "_KINDS", ("part",))
+    assert run_seed(11).failure == ""
+    monkeypatch.setattr(TableChanges, "_hold_again", lambda changes, end_s: None)
+    assert "160003.0 was confirmed" in run_seed(11).failure

@@ -19,6 +19,8 @@ const VERSION_BLOCKS: usize = 4;
 pub(super) const BLOCKS: usize = 2 * VERSION_BLOCKS;
 /// Rows of each version of the table.
 pub(super) const ROWS: usize = VERSION_BLOCKS * BLOCK_ROWS;
+/// Longest time until a node learns what is so, in milliseconds.
+pub(super) const SPREAD: u64 = 300;
 /// The two versions of the table.
 pub(super) const VERSIONS: [i64; 2] = [1, 2];
 /// Bytes of a row: its version, its cell, and the number of the change that wrote it.
@@ -319,9 +321,9 @@ impl World {
     }
 
     /// Lets each node learn what is so, at a time of its own.
-    pub(super) fn spread(&mut self) {
+    pub(super) fn spread(&mut self, most_ms: u64) {
         for node in 0..self.cluster.nodes.len() {
-            let delay = ms(self.rng.u64(..300));
+            let delay = ms(self.rng.u64(..most_ms));
             self.later(delay, move || world(|world| world.learn(node)));
         }
     }
@@ -351,7 +353,7 @@ impl World {
             }
         }
         if is_news {
-            self.spread();
+            self.spread(SPREAD);
         }
         self.later(ms(50), || world(World::look_around));
     }
@@ -379,8 +381,11 @@ impl World {
         let history = self.rng.u64(..);
         let member = &mut self.cluster.nodes[next];
         (member.history, member.log) = (history, Vec::new());
-        self.spread();
-        if self.cluster.nodes[before].wakes {
+        let wakes = self.cluster.nodes[before].wakes;
+        // Nodes that lose the news of a takeover learn it from the next sign of life.
+        let most_ms = if wakes && self.rng.bool() { 1000 } else { SPREAD };
+        self.spread(most_ms);
+        if wakes {
             let delay = ms(self.rng.u64(..300));
             self.later(delay, move || world(|world| heal(world, before)));
         }

@@ -17,12 +17,16 @@ use std::sync::Arc;
 
 use super::super::{Address, Clusters, RemoteDescription, RemoteTable, Want, network, read};
 use super::history::{self, Got, Loss};
-use super::nodes::{BLOCK_ROWS, BLOCKS, Change, NODES, ROW_BYTES, ROWS, SHARDS, VERSIONS, members, shard_of, tag};
+use super::nodes::{
+    BLOCK_ROWS, BLOCKS, Change, NODES, ROW_BYTES, ROWS, SHARDS, SPREAD, VERSIONS, members, shard_of, tag,
+};
 use super::server::{self, FRESH, GONE, Shared};
 use super::{Time, WORLD, World, ms, world};
 
 /// How much later than its primary a replica runs changes in a fault.
 const LAG: Time = ms(5000);
+/// For how long a node is frozen that goes on with an old map of slots; less than the longest `node_timeout`.
+const OLD_MAPS: Time = ms(3800);
 const TIMEOUT: Time = ms(1000);
 /// How long faults come in each run, and how long the cluster then has until all reads succeed, and until all is written.
 const FAULTS: Time = ms(12_000);
@@ -268,7 +272,7 @@ fn fault() {
             return;
         }
         let node = world.rng.usize(..SHARDS * NODES);
-        let kind = world.rng.u8(..15);
+        let kind = world.rng.u8(..16);
         let other = (world.rng.u8(..4) == 0).then(|| {
             let node = shard_of(node) * NODES + world.rng.usize(..NODES);
             (node, [0, 1, 2, 3, 4, 5, 6, 10][world.rng.usize(..8)])
@@ -280,7 +284,11 @@ fn fault() {
             // A replica lacks a key that moves away; if its primary can not be asked, either, the row can not be read.
             return world.later(ms(100), fault);
         }
-        let long = ms(world.rng.u64(100..if kind == 9 || kind >= 11 { 9000 } else { 4000 }));
+        let long = match kind {
+            15 => world.cluster.node_timeout + OLD_MAPS,
+            9 | 11.. => ms(world.rng.u64(100..9000)),
+            _ => ms(world.rng.u64(100..4000)),
+        };
         world.catch_up_all();
         if is_ill {
             world.cluster.ill_until = world.now + long + CALM;
@@ -314,6 +322,7 @@ fn begin(world: &mut World, node: usize, kind: u8, long: Time) {
         10 => member.has_link = false,
         11 | 12 => freeze_both(world, node, long),
         13 => hold_back(world, node),
+        15 => keep_old_maps(world),
         _ => {
             let primary = world.cluster.truth.primary[shard_of(node)];
             (world.cluster.nodes[primary].is_frozen, world.cluster.nodes[primary].wakes) = (true, true);
@@ -423,7 +432,7 @@ fn move_slot(block: usize) {
         world.cluster.moving[block] = None;
         world.learn(from);
         world.learn(to);
-        world.spread();
+        world.spread(SPREAD);
     });
 }
 
@@ -475,6 +484,15 @@ fn freeze_both(world: &mut World, node: usize, long: Time) {
     }
     let delay = long.mul_f64(world.rng.f64());
     world.later(delay, move || super::world(|world| world.cluster.nodes[second].is_frozen = true));
+}
+
+/// Freezes a primary until another node has taken over, and just before the takeover also the primary whose map of slots
+/// the reader asks for first. Both go on at the same time, and know of no takeover.
+fn keep_old_maps(world: &mut World) {
+    let [asked, first] = [0, 1].map(|shard| world.cluster.truth.primary[shard]);
+    world.cluster.nodes[first].is_frozen = true;
+    let timeout = world.cluster.node_timeout;
+    world.later(timeout, move || super::world(|world| world.cluster.nodes[asked].is_frozen = true));
 }
 
 /// Runs seeds until three have failed; returns a line for each of these.

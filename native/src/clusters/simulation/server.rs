@@ -52,12 +52,13 @@ pub(super) struct Server {
     last_number: u64,
 }
 
-/// An unfinished upsert: when the server saw it first, the time up to which the server heard the row that it changed, and
-/// whether the server is finishing it.
+/// An unfinished upsert: when the server saw it first or tried last to finish it, the time up to which the server heard the
+/// row that it changed, and whether the server knows this row, and is writing it.
 #[derive(Clone, Copy)]
 struct Held {
-    since: Time,
+    tried: Time,
     told: Time,
+    is_read: bool,
     is_finishing: bool,
 }
 
@@ -215,36 +216,37 @@ fn hear(server: &Shared, told: Option<Entry>, stream: &[Entry]) {
     }
 }
 
-/// Notes which upserts are unfinished, and finishes those that have been for long.
+/// Notes which upserts are unfinished, and finishes those that have been for long; drops their rows from the cache at each
+/// look.
 fn note_held(server: &Shared, held: &BTreeMap<u64, usize>, as_of: Time) {
     let now = world(|world| world.now);
-    let mut late = Vec::new();
-    {
+    let (mut late, mut known) = (Vec::new(), Vec::new());
+    let clusters = {
         let mut own = server.borrow_mut();
-        let new = Held { since: now, told: own.heard, is_finishing: false };
+        let new = Held { tried: now, told: own.heard, is_read: false, is_finishing: false };
         let before = std::mem::take(&mut own.held);
         for (&number, &cell) in held {
             let mut one = before.get(&number).copied().unwrap_or(new);
-            if now >= one.since + HELD && !one.is_finishing {
-                one.is_finishing = true;
+            if now >= one.tried + HELD && !one.is_finishing {
+                (one.tried, one.is_read, one.is_finishing) = (now, true, true);
                 late.push(Upsert { cell, number, is_other: false, is_finishing: true });
+            }
+            if one.is_read {
+                one.told = now;
+                known.push(cell);
             }
             own.held.insert(number, one);
         }
         own.heard = as_of;
+        Arc::clone(&own.clusters)
+    };
+    known.into_iter().for_each(|cell| forget(&clusters, cell));
+    let heard = server.borrow().held.values().map(|held| held.told).fold(as_of, Time::min);
+    for version in VERSIONS {
+        clusters.heard("m", version, "t", now.saturating_sub(heard));
     }
-    tell_heard(server);
     for upsert in late {
         write_row(server, upsert, None);
-    }
-}
-
-fn tell_heard(server: &Shared) {
-    let own = server.borrow();
-    let heard = own.held.values().map(|held| held.told).fold(own.heard, Time::min);
-    let age = world(|world| world.now).saturating_sub(heard);
-    for version in VERSIONS {
-        own.clusters.heard("m", version, "t", age);
     }
 }
 
@@ -387,11 +389,11 @@ fn lacking(places: &[Place]) -> Vec<usize> {
 /// Writes a row to the primary of its slot, or to the node `told` that an ASK error named; again until it is written.
 fn write_row(server: &Shared, upsert: Upsert, told: Option<usize>) {
     let Upsert { cell, number, is_other, .. } = upsert;
-    let (block, begun) = (cell / BLOCK_ROWS, world(|world| world.now));
-    let node = told.unwrap_or_else(|| {
-        let own = server.borrow();
-        own.view.primary[own.view.owner[block]]
-    });
+    let block = cell / BLOCK_ROWS;
+    // Another server may know of a takeover earlier.
+    let place = |view: &View| view.primary[view.owner[block]];
+    let known = || if is_other { world(|world| place(&world.cluster.truth)) } else { place(&server.borrow().view) };
+    let node = told.unwrap_or_else(known);
     let server = Rc::clone(server);
     let work = move |world: &mut World, node: usize| {
         let member = &world.cluster.nodes[node];
@@ -408,7 +410,7 @@ fn write_row(server: &Shared, upsert: Upsert, told: Option<usize>) {
     ask(node, WRITE, is_other, work, move |done| match done {
         Some(Ok(row)) => {
             let row = (node, row);
-            let then = move |server: &Shared, is_copied| write_entry(server, upsert, begun, row, is_copied);
+            let then = move |server: &Shared, is_copied| write_entry(server, upsert, row, is_copied);
             await_copies(&server, row, Time::ZERO, then);
         }
         Some(Err(Some(told))) => write_row(&server, upsert, Some(told)),
@@ -424,7 +426,7 @@ fn write_row(server: &Shared, upsert: Upsert, told: Option<usize>) {
 type Place = (usize, (u64, usize));
 
 /// Tells of a row that was written, and releases the change if all replicas have the row.
-fn write_entry(server: &Shared, upsert: Upsert, begun: Time, row: Place, is_copied: bool) {
+fn write_entry(server: &Shared, upsert: Upsert, row: Place, is_copied: bool) {
     let node = server.borrow().view.primary[STREAM];
     let Upsert { cell, number, is_other, is_finishing } = upsert;
     let server = Rc::clone(server);
@@ -436,7 +438,7 @@ fn write_entry(server: &Shared, upsert: Upsert, begun: Time, row: Place, is_copi
         let Some(entry) = done.flatten() else {
             learn_map(&server);
             let server = Rc::clone(&server);
-            return world(|world| world.later(ms(50), move || write_entry(&server, upsert, begun, row, is_copied)));
+            return world(|world| world.later(ms(50), move || write_entry(&server, upsert, row, is_copied)));
         };
         let clusters = {
             let mut own = server.borrow_mut();
@@ -451,9 +453,9 @@ fn write_entry(server: &Shared, upsert: Upsert, begun: Time, row: Place, is_copi
         }
         if is_finishing {
             if let Some(held) = server.borrow_mut().held.get_mut(&number) {
-                (held.told, held.is_finishing) = (begun, false);
+                held.is_finishing = false;
             }
-            return tell_heard(&server);
+            return;
         }
         world(|world| world.later(ms(200), move || settle(&server, upsert, row, (node, entry))));
     });
