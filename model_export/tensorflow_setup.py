@@ -7,7 +7,6 @@ takes two to five seconds.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from model_export.environment import set_for_tensorflow
+from service.graph.library import quick_import
 
 _LONGEST_MESSAGE = 500
 
@@ -45,21 +45,9 @@ def _quiet_start() -> Iterator[None]:
             os.close(saved)
 
 
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    # Garbage collection would take a fifth of the import's time and find no garbage.
-    is_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_collecting:
-            gc.enable()
-
-
 set_for_tensorflow()
 
-with _quiet_start(), _without_garbage_collection(), warnings.catch_warnings():
+with _quiet_start(), quick_import(), warnings.catch_warnings():
     # TensorFlow and its dependencies raise deprecation warnings about themselves, about which users can do nothing.
     warnings.simplefilter("ignore")
     import tensorflow as tf

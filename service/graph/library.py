@@ -10,7 +10,8 @@ import importlib
 import importlib.util
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -63,12 +64,32 @@ def _library() -> str | None:
 _importing = threading.Lock()
 
 
+@contextmanager
+def quick_import() -> Iterator[None]:
+    """Makes an import of TensorFlow in the `with` block quicker.
+
+    Garbage collection is off: it would take a fifth of the time and find no garbage. JAX is hidden: TensorFlow imports
+    it, where it is installed, for a converter to TensorFlow Lite that this project does not use.
+    """
+    is_collecting, is_hiding_jax = gc.isenabled(), "jax" not in sys.modules
+    gc.disable()
+    if is_hiding_jax:
+        # Python's own mark for a module that can not be imported.
+        sys.modules["jax"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if is_hiding_jax:
+            del sys.modules["jax"]
+        if is_collecting:
+            gc.enable()
+
+
 def import_tensorflow() -> None:
     """Imports TensorFlow if no import did so before; the module itself is in sys.modules then.
 
-    Garbage collection is off meanwhile: it would take a fifth of the time and find no garbage. JAX is hidden meanwhile:
-    TensorFlow imports it, where it is installed, for a converter to TensorFlow Lite that no server uses. All objects
-    that the process has then are left out of later garbage collections, so only a server may call this function.
+    All objects that the process has then are left out of later garbage collections, so only a server may call this
+    function.
 
     Raises ImportError.
 
@@ -89,24 +110,15 @@ def import_tensorflow() -> None:
 
 
 def _import(errors: list[BaseException]) -> None:
-    is_collecting, is_hiding_jax = gc.isenabled(), "jax" not in sys.modules
-    gc.disable()
-    if is_hiding_jax:
-        # Python's own mark for a module that can not be imported.
-        sys.modules["jax"] = None  # type: ignore[assignment]
     try:
-        import tensorflow  # noqa: F401
+        with quick_import():
+            import tensorflow  # noqa: F401
 
-        # TensorFlow's 280,000 objects live as long as the process. With them, each full garbage collection would
-        # stop all Python threads for 0.25 s, and a process would end 0.7 s later, because Python collects then.
-        gc.freeze()
+            # TensorFlow's 280,000 objects live as long as the process. With them, each full garbage collection would
+            # stop all Python threads for 0.25 s, and a process would end 0.7 s later, because Python collects then.
+            gc.freeze()
     except BaseException as error:
         errors.append(error)
-    finally:
-        if is_hiding_jax:
-            del sys.modules["jax"]
-        if is_collecting:
-            gc.enable()
 
 
 @cache

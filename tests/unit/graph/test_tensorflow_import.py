@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.graph.library import import_tensorflow
+from tests.source_files import ROOT
 
 # Prints whether a garbage collection met a half-imported TensorFlow, and what is left of the import's settings.
 IMPORT = """
@@ -55,3 +57,27 @@ def test_garbage_collection_is_on_afterwards_if_it_was_before(
         assert (sys.modules["tensorflow"].was_on, gc.isenabled()) == (False, is_on)
     finally:
         gc.enable()
+
+
+# In place of TensorFlow: keeps what it found when it was imported.
+FOUND = """
+import gc
+was_on = gc.isenabled()
+try:
+    import jax
+except ImportError:
+    jax = None
+
+class config:
+    list_physical_devices = list
+"""
+
+
+def test_model_export_imports_it_so_too(tmp_path: Path) -> None:
+    for name, text in (("tensorflow", FOUND), ("tensorflow_recommenders", ""), ("jax", "")):
+        (tmp_path / f"{name}.py").write_text(text)
+    code = "from model_export.tensorflow_setup import tf; import gc, jax; print(tf.was_on, tf.jax, gc.isenabled())"
+    variables = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=variables, check=True, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.split() == ["False", "None", "True"]
