@@ -41,6 +41,8 @@ FIRST_FILES = (
     "unit/test_doctests.py",
 )
 _LEFT_OUT = pytest.StashKey[int]()
+# Packages that take seconds to import -> what was being collected when it was imported, in the order of the imports.
+HEAVY_IMPORTS: dict[str, str] = {}
 
 
 # Hypothesis gets no deadline per example, because a test must not fail on a busy machine.
@@ -96,6 +98,12 @@ def pytest_collection() -> Generator[None, object, object]:
         finally:
             gc.freeze()
             gc.enable()
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Notes the file whose collection imported TensorFlow, JAX or Keras."""
+    for name in {"tensorflow", "jax", "keras", "tf_keras"} & sys.modules.keys() - HEAVY_IMPORTS.keys():
+        HEAVY_IMPORTS[name] = report.nodeid
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

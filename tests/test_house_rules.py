@@ -207,7 +207,7 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.environment": Row(),
     "model_export.errors": Row(),
     "model_export.tensorflow_setup": Row(
-        {"model_export.environment"}, {"tensorflow", "tensorflow_recommenders", "tf_keras"}
+        {"model_export.environment", "service.graph.library"}, {"tensorflow", "tensorflow_recommenders", "tf_keras"}
     ),
     # Keras itself needs h5py, so that it is there where a model of Keras is.
     "model_export.folder_checks": Row(_SHARED | {"service.versions.model_config"}, {"h5py"}),

@@ -19,7 +19,6 @@ from model_export.errors import ExportError
 from model_export.export_model import export
 from model_export.parity import oracle
 from model_export.parity.integrity import check_integrity, file_sizes
-from model_export.parity.parity_cases import CaseWriter
 from model_export.parity.saved_table import read_tables
 from movielens.rating_model import TrainConfig
 from movielens.ratings import synthetic_ratings
@@ -27,6 +26,10 @@ from service.artifact.manifest import MANIFEST_PATH, LookupDevice, Manifest
 from service.errors import ArtifactError
 from service.types import Array, RaggedIds
 from tests.toy_model import manifest_of
+from tests.unit.model_export.late import late
+
+with late():
+    from model_export.parity.parity_cases import CaseWriter
 
 pytestmark = pytest.mark.tf
 

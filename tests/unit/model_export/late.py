@@ -5,9 +5,14 @@ So collecting tests that do not need TensorFlow does not import it.
 
 from __future__ import annotations
 
+import builtins
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 
 class Late:
@@ -17,13 +22,41 @@ class Late:
         self._module, self._path = module, path
 
     def __getattr__(self, name: str) -> Any:
+        # While pytest collects, it asks each global of a file for these.
+        if name.startswith("__") or name == "_mock_name":
+            raise AttributeError(name)
         return getattr(self.found(), name)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self.found()(*arguments, **named)
 
     def found(self) -> Any:
-        return reduce(getattr, filter(None, self._path.split(".")), import_module(self._module))
+        try:
+            return reduce(getattr, filter(None, self._path.split(".")), import_module(self._module))
+        except AttributeError:
+            return import_module(f"{self._module}.{self._path}")
+
+
+class _LateModule:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Late:
+        return Late(self._name, name)
+
+
+@contextmanager
+def late() -> Iterator[None]:
+    """Makes each name a Late that `from module import name` or `import module` in the `with` block imports."""
+    importing, importer = builtins.__import__, sys._getframe(2).f_globals
+
+    def late_import(name: str, variables: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
+        if variables is not importer:
+            return importing(name, variables, local, names, level)
+        return _LateModule(name) if names else Late(name)
+
+    with patch("builtins.__import__", late_import):
+        yield
 
 
 SETUP = "model_export.tensorflow_setup"

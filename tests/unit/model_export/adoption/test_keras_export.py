@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export.adoption.adopt import adopt, print_spec
 from model_export.errors import ExportError
 from model_export.export_model import export
 from service.artifact.manifest import Manifest
 from service.core.native_servable import compile_native
 from service.loading.loader import ServableLoader
 from tests.toy_model import manifest_of
+from tests.unit.model_export.late import late
+
+with late():
+    from model_export.adoption.adopt import adopt, print_spec
 
 pytestmark = pytest.mark.tf
 

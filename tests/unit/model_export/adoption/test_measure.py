@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export.adoption import measure
-from model_export.adoption.summary import Served
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor
 from service.core.choice import has_core
@@ -19,6 +17,11 @@ from service.core.native_servable import compile_native
 from service.process import trial
 from service.process.trial import Answer, Rates
 from tests.toy_model import manifest_of
+from tests.unit.model_export.late import late
+
+with late():
+    from model_export.adoption import measure
+    from model_export.adoption.summary import Served
 
 pytestmark = [pytest.mark.tf, pytest.mark.skipif(not has_core(), reason="the native core is not built")]
 

@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 
 from loadtest.foreign.models import all_models
-from model_export.adoption.discovery import Discovery, discover
-from model_export.adoption.key_evaluation import Evaluation, KeyFunction
 from model_export.adoption.key_graph import FORMS, Fixed, Hashed, Known, NotRead, Shifted, Within
-from model_export.adoption.reading import Reading
-from model_export.adoption.roles import Roles
-from model_export.answers.opened_graph import Read, RowRead, SignatureGraph
 from model_export.errors import ExportError
 from service.artifact.hashes import fingerprint64
 from service.artifact.manifest import LookupFeature, SignatureEntry, VocabularyEntry
@@ -24,7 +19,14 @@ from service.graph.flat_graph import flatten
 from service.loading.loader import ServableLoader
 from service.types import Array, SignatureSpec, TensorSpec
 from tests.toy_model import manifest_of
-from tests.unit.model_export.late import Late
+from tests.unit.model_export.late import Late, late
+
+with late():
+    from model_export.adoption.discovery import Discovery, discover
+    from model_export.adoption.key_evaluation import Evaluation, KeyFunction
+    from model_export.adoption.reading import Reading
+    from model_export.adoption.roles import Roles
+    from model_export.answers.opened_graph import Read, RowRead, SignatureGraph
 
 pytestmark = pytest.mark.tf
 

@@ -18,7 +18,6 @@ from model_export.adoption.key_graph import (
     Within,
     find_policy,
 )
-from model_export.adoption.roles import Roles, feature_name
 from model_export.adoption.spec import (
     SPEC_EXAMPLE,
     candidate_lines,
@@ -30,6 +29,10 @@ from model_export.adoption.spec import (
 )
 from model_export.errors import ExportError
 from service.artifact.bundle import BundleEntry
+from tests.unit.model_export.late import late
+
+with late():
+    from model_export.adoption.roles import Roles, feature_name
 
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export.answers.served import ServedAnswers, ServedRefusedError
 from service.artifact.manifest import LookupFeature
 from service.errors import ArtifactError
 from service.process import trial
 from service.types import TensorSpec
 from tests.stored_tables import store
 from tests.toy_model import manifest_of, toy_tables, write_toy_model
+from tests.unit.model_export.late import late
+
+with late():
+    from model_export.answers.served import ServedAnswers, ServedRefusedError
 
 TAGS = {"tags__values": np.array([1, 2, 3]), "tags__row_splits": np.array([0, 2, 3])}
 
@@ -40,7 +43,7 @@ def test_lookups_are_answered_with_and_without_the_core(
             "user": [[3, 30]],
             "tags": [[1.5, 2.5, 1], [3, 9, 1]],
         }
-        with pytest.raises(ServedRefusedError, match='input "user": id 5 at position 1 is out of range'):
+        with pytest.raises(ServedRefusedError.found(), match='input "user": id 5 at position 1 is out of range'):
             served.run("lookup", {"user": np.array([0, 5])})
 
 

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from model_export.__main__ import main
-from model_export.diff.predictions import output_diff
+from tests.unit.model_export.late import late
 from tests.versions_to_compare import random_rotation, random_rows, write_version
+
+with late():
+    from model_export.diff.predictions import output_diff
 
 
 @pytest.fixture

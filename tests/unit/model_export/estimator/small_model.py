@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 
 from loadtest.foreign.frameworks import tf
-from model_export.columns.embedding_column import embedding_column
-from model_export.estimator.estimator import EmbeddingEstimator
-from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
-from model_export.estimator.run_config import RunConfig
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import StochasticGradientDescentParameters
+from tests.unit.model_export.late import late
+
+with late():
+    from model_export.columns.embedding_column import embedding_column
+    from model_export.estimator.estimator import EmbeddingEstimator
+    from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
+    from model_export.estimator.run_config import RunConfig
 
 ROWS = [[0, 3], [3], [1, 2, 2], []]
 LABELS = np.array([[1.0], [0.5], [-1.0], [2.0]], np.float32)
@@ -78,18 +81,23 @@ def estimator_of(model_dir: Any, spec: EmbeddingConfigSpec | None = None, **argu
     return EmbeddingEstimator(**{**defaults, **arguments})
 
 
-class Recorder(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    def __init__(self) -> None:
-        self.begun = self.runs = self.ended = 0
+def recorder() -> Any:
+    """Makes a hook that counts how often it is called."""
 
-    def begin(self) -> None:
-        self.begun += 1
+    class Recorder(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.begun = self.runs = self.ended = 0
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.runs += 1
+        def begin(self) -> None:
+            self.begun += 1
 
-    def end(self, session: Any) -> None:
-        self.ended += 1
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            self.runs += 1
+
+        def end(self, session: Any) -> None:
+            self.ended += 1
+
+    return Recorder()
 
 
 def vectors_of(table: np.ndarray) -> np.ndarray:

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from loadtest.foreign.frameworks import tf
-from model_export.estimator.embedding_tables import TableRecorder, with_activations
-from model_export.estimator.estimator import EmbeddingEstimator
-from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
-from model_export.estimator.run_config import RunConfig
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import AdagradParameters, StochasticGradientDescentParameters
 from model_export.spec.table_config import FeatureConfig, TableConfig
 from tests.unit.model_export.estimator.small_model import sparse
+from tests.unit.model_export.late import late
+
+with late():
+    from model_export.estimator.embedding_tables import TableRecorder, with_activations
+    from model_export.estimator.estimator import EmbeddingEstimator
+    from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
+    from model_export.estimator.run_config import RunConfig
 
 pytestmark = pytest.mark.tf
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from model_export.estimator.estimator_spec import argument_names, call_input_fn, call_model_fn, check_model_fn
+from tests.unit.model_export.late import late
+
+with late():
+    from model_export.estimator.estimator_spec import argument_names, call_input_fn, call_model_fn, check_model_fn
 
 
 class Model:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,6 @@ import numpy as np
 import pytest
 
 from loadtest.foreign.frameworks import tf
-from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-from model_export.estimator import session_training
-from model_export.estimator.cross_shard_optimizer import unwrapped
-from model_export.estimator.embedding_tables import TableRecorder, ids_and_splits, looked_up_ids, lookup_spec
-from model_export.estimator.estimator import EmbeddingEstimator
-from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
-from model_export.estimator.run_config import RunConfig, TPUConfig
-from model_export.estimator.training_processes import OneProcess
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
 from model_export.spec.optimization_parameters import (
@@ -46,6 +39,17 @@ from tests.unit.model_export.estimator.small_model import (
     model_fn_of,
     sparse,
 )
+from tests.unit.model_export.late import Late, late
+
+with late():
+    from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
+    from model_export.estimator import session_training
+    from model_export.estimator.cross_shard_optimizer import unwrapped
+    from model_export.estimator.embedding_tables import TableRecorder, ids_and_splits, looked_up_ids, lookup_spec
+    from model_export.estimator.estimator import EmbeddingEstimator
+    from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
+    from model_export.estimator.run_config import RunConfig, TPUConfig
+    from model_export.estimator.training_processes import OneProcess
 
 pytestmark = pytest.mark.tf
 
@@ -140,11 +144,10 @@ def test_a_model_of_nothing_but_tables_trains_and_its_checkpoint_has_no_more_tha
     assert np.isfinite(estimator.get_variable_value(tables[0])).all()
 
 
-class InParts(OneProcess):
-    """Trains in one process with each table in three parts, as if other processes shared them."""
-
-    parts = 3
-    shares_variables = True
+@cache
+def in_parts() -> type[OneProcess]:
+    """Returns a class that trains in one process with each table in three parts, as if other processes shared them."""
+    return type("InParts", (OneProcess.found(),), {"parts": 3, "shares_variables": True})
 
 
 def trained(estimator: EmbeddingEstimator, processes: type[OneProcess]) -> EmbeddingEstimator:
@@ -177,7 +180,7 @@ def trained(estimator: EmbeddingEstimator, processes: type[OneProcess]) -> Embed
 def test_parts_train_as_the_whole_table(tmp_path: Path, parameters: Any) -> None:
     spec = EmbeddingConfigSpec([column()], parameters)
     whole = trained(estimator_of(tmp_path / "whole", spec), OneProcess)
-    parts = trained(estimator_of(tmp_path / "parts", spec), InParts)
+    parts = trained(estimator_of(tmp_path / "parts", spec), in_parts())
     assert parts.get_variable_names() == whole.get_variable_names()
     for name in whole.get_variable_names():
         np.testing.assert_allclose(parts.get_variable_value(name), whole.get_variable_value(name), 2e-6, 1e-7, name)
@@ -190,11 +193,11 @@ def test_parts_train_as_the_whole_table(tmp_path: Path, parameters: Any) -> None
 
 
 def test_a_whole_table_goes_on_from_the_checkpoint_of_parts_and_back(tmp_path: Path) -> None:
-    estimator = trained(estimator_of(tmp_path), InParts)
+    estimator = trained(estimator_of(tmp_path), in_parts())
     estimator.train(input_fn, steps=1)
     assert not read_bundle(Path(estimator.latest_checkpoint() or ""))[TABLE_NAME].is_sliced
     whole = estimator.get_variable_value(TABLE_NAME)
-    trained(estimator, InParts)
+    trained(estimator, in_parts())
     assert not np.array_equal(estimator.get_variable_value(TABLE_NAME), whole)
     assert [row["answer"].shape for row in estimator.predict(lambda params: input_fn(params).take(1))] == [(1,)] * 4
 
@@ -217,7 +220,7 @@ def test_configured_tables_are_split_too(tmp_path: Path) -> None:
         )
         return trained(estimator_of(folder, spec, model_fn=model_fn), processes)
 
-    whole, parts = configured(tmp_path / "whole", OneProcess), configured(tmp_path / "parts", InParts)
+    whole, parts = configured(tmp_path / "whole", OneProcess), configured(tmp_path / "parts", in_parts())
     for name in ("t", "t/Adagrad"):
         np.testing.assert_allclose(parts.get_variable_value(name), whole.get_variable_value(name), 2e-6, 1e-7)
     assert sparse(ROWS).shape[0] == len(LABELS)
@@ -227,13 +230,14 @@ def test_configured_tables_are_split_too(tmp_path: Path) -> None:
 def test_each_part_draws_rows_of_its_own(seed: int | None, tmp_path: Path) -> None:
     start = tf.compat.v1.truncated_normal_initializer(stddev=0.5, seed=seed)
     spec = EmbeddingConfigSpec([column(initializer=start)], StochasticGradientDescentParameters(0.0))
-    table = trained(estimator_of(tmp_path, spec), InParts).get_variable_value(TABLE_NAME)
+    table = trained(estimator_of(tmp_path, spec), in_parts()).get_variable_value(TABLE_NAME)
     assert len(np.unique(table)) == table.size
 
 
 ROOT = Path(__file__).parents[4]
-WRAPPER = tf.compat.v1.tpu.CrossShardOptimizer
-SUM = tf.compat.v1.losses.Reduction.SUM
+WRAPPER = Late("tensorflow", "compat.v1.tpu.CrossShardOptimizer")
+# tf.compat.v1.losses.Reduction.SUM
+SUM = "weighted_sum"
 
 
 def momentum() -> Any:

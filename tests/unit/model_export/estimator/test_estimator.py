@@ -8,15 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorflow.python.platform import tf_logging
 
 from loadtest.foreign.frameworks import tf
-from model_export.estimator import checkpoints
-from model_export.estimator.checkpoints import WarmStartSettings, warm_start_settings
-from model_export.estimator.estimator import EmbeddingEstimator
-from model_export.estimator.estimator_spec import EstimatorSpec, ExportSavedModelApiVersion, ModeKeys, PredictOutput
-from model_export.estimator.run_config import InputPipelineConfig, RunConfig, TPUConfig
-from model_export.estimator.session_training import StepRateHook, features_and_labels
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import AdagradParameters
 from model_export.statistics.files import read_statistics
@@ -25,15 +18,26 @@ from tests.unit.model_export.estimator.small_model import (
     TABLE,
     TABLE_NAME,
     WEIGHT,
-    Recorder,
     column,
     estimator_of,
     gradients,
     input_fn,
     model_fn_of,
     one_epoch,
+    recorder,
     vectors_of,
 )
+from tests.unit.model_export.late import late
+
+with late():
+    from tensorflow.python.platform import tf_logging
+
+    from model_export.estimator import checkpoints
+    from model_export.estimator.checkpoints import WarmStartSettings, warm_start_settings
+    from model_export.estimator.estimator import EmbeddingEstimator
+    from model_export.estimator.estimator_spec import EstimatorSpec, ExportSavedModelApiVersion, ModeKeys, PredictOutput
+    from model_export.estimator.run_config import InputPipelineConfig, RunConfig, TPUConfig
+    from model_export.estimator.session_training import StepRateHook, features_and_labels
 
 pytestmark = pytest.mark.tf
 
@@ -61,18 +65,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> EmbeddingEstimator:
         ({"export_saved_model_api_version": 3}, "export_saved_model_api_version should be 1 or 2; got 3"),
         ({"warm_start_from": 3}, "warm_start_from must be a string or a WarmStartSettings"),
         ({"embedding_config_spec": 3}, "embedding_config_spec must be an EmbeddingConfigSpec"),
-        (
-            {"config": RunConfig(TPUConfig(per_host_input_for_training=InputPipelineConfig.BROADCAST))},
-            "Only PER_HOST_V1 and PER_HOST_V2 is supported when using TPU Embedding; got 4",
-        ),
-        (
-            {
-                "config": RunConfig(TPUConfig(per_host_input_for_training=False, num_cores_per_replica=2)),
-                "embedding_config_spec": None,
-            },
-            "Model parallelism only supports per host input",
-        ),
-        ({"config": RunConfig(model_dir="elsewhere")}, "`model_dir` are set both in constructor and `RunConfig`"),
     ],
 )
 def test_the_constructor_refuses(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
@@ -80,6 +72,17 @@ def test_the_constructor_refuses(tmp_path: Path, arguments: dict[str, Any], mess
         arguments = {**arguments, "use_tpu": False}
     with pytest.raises(ValueError, match=message):
         estimator_of(tmp_path, **arguments)
+
+
+def test_the_constructor_refuses_a_configuration(tmp_path: Path) -> None:
+    broadcast = RunConfig(TPUConfig(per_host_input_for_training=InputPipelineConfig.BROADCAST))
+    with pytest.raises(ValueError, match="Only PER_HOST_V1 and PER_HOST_V2 is supported .* got 4"):
+        estimator_of(tmp_path, config=broadcast)
+    parallel = RunConfig(TPUConfig(per_host_input_for_training=False, num_cores_per_replica=2))
+    with pytest.raises(ValueError, match="Model parallelism only supports per host input"):
+        estimator_of(tmp_path, config=parallel, embedding_config_spec=None)
+    with pytest.raises(ValueError, match="`model_dir` are set both in constructor and `RunConfig`"):
+        estimator_of(tmp_path, config=RunConfig(model_dir="elsewhere"))
 
 
 def test_a_batch_size_is_an_integer(tmp_path: Path) -> None:
@@ -229,7 +232,7 @@ def test_evaluate_and_predict_take_any_checkpoint_or_initial_values(
 
 
 def test_hooks_run_in_evaluate_and_predict(trained: EmbeddingEstimator) -> None:
-    evaluated, predicted = Recorder(), Recorder()
+    evaluated, predicted = recorder(), recorder()
     trained.evaluate(one_epoch, hooks=[evaluated])
     assert len(list(trained.predict(one_epoch, hooks=[predicted]))) == 4
     assert (evaluated.runs, predicted.runs) == (1, 1), "one batch each"
@@ -269,7 +272,8 @@ def test_batch_axis_and_eval_on_tpu_change_nothing(trained: EmbeddingEstimator, 
     np.testing.assert_array_equal(other.get_variable_value(TABLE_NAME), trained.get_variable_value(TABLE_NAME))
 
 
-TRAIN, EVAL, PREDICT = ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT
+# The strings of ModeKeys.
+TRAIN, EVAL, PREDICT = "train", "eval", "infer"
 
 
 @pytest.fixture
@@ -357,7 +361,7 @@ def test_heads_of_a_prediction(graph: Any) -> None:
 
 def test_hooks_host_call_and_scaffold_of_a_spec_run(tmp_path: Path) -> None:
     inner = model_fn_of(estimator_of(tmp_path).model.embedding.feature_columns)
-    hooks = {name: Recorder() for name in ("training_hooks", "evaluation_hooks", "prediction_hooks")}
+    hooks = {name: recorder() for name in ("training_hooks", "evaluation_hooks", "prediction_hooks")}
     host_calls: list[Any] = []
     initialized: list[str] = []
 
@@ -486,8 +490,9 @@ def test_iterations_per_loop_is_a_number_or_a_time(given: Any) -> None:
         ({"eval_training_input_configuration": 4}, "must be PER_HOST_V1 or SLICED; got 4"),
         ({"input_partition_dims": [1, 2, 3]}, "one or two elements"),
         ({"input_partition_dims": [[1, 2]]}, "only supported in PER_HOST_V2 mode"),
+        # 3 is InputPipelineConfig.PER_HOST_V2.
         (
-            {"input_partition_dims": [[1, 2]], "per_host_input_for_training": InputPipelineConfig.PER_HOST_V2},
+            {"input_partition_dims": [[1, 2]], "per_host_input_for_training": 3},
             "requires setting num_cores_per_replica",
         ),
     ],
@@ -522,7 +527,7 @@ def warnings_of(fetched: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> int:
     """Returns how often the hook warns where the step was fetched with these values."""
     told: list[str] = []
     # TensorFlow logs only the first five warnings of a process, so the test replaces the function that logs them.
-    monkeypatch.setattr(tf_logging, "log_first_n", lambda level, text, n, *values: told.append(text))
+    monkeypatch.setattr(tf_logging.found(), "log_first_n", lambda level, text, n, *values: told.append(text))
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         v1.train.create_global_step()

@@ -10,18 +10,7 @@ import pytest
 
 from loadtest.foreign.frameworks import tf
 from model_export.errors import ExportError
-from model_export.estimator.estimator import EmbeddingEstimator
-from model_export.estimator.estimator_spec import (
-    ClassificationOutput,
-    EstimatorSpec,
-    ModeKeys,
-    PredictOutput,
-    RegressionOutput,
-)
-from model_export.estimator.export_source import EstimatorSource, ExampleFields, example_fields, export_timestamped
-from model_export.estimator.receivers import build_parsing_serving_input_receiver_fn
 from model_export.export_model import export
-from model_export.graphs.signature_runner import read_saved_model
 from model_export.graphs.source import LookupPlan, PredictSignature, lookup_entry
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import StochasticGradientDescentParameters
@@ -36,13 +25,30 @@ from tests.unit.model_export.estimator.small_model import (
     model_fn_of,
     vectors_of,
 )
+from tests.unit.model_export.late import late
+
+with late():
+    from model_export.estimator.estimator import EmbeddingEstimator
+    from model_export.estimator.estimator_spec import (
+        ClassificationOutput,
+        EstimatorSpec,
+        ModeKeys,
+        PredictOutput,
+        RegressionOutput,
+    )
+    from model_export.estimator.export_source import EstimatorSource, ExampleFields, example_fields, export_timestamped
+    from model_export.estimator.receivers import build_parsing_serving_input_receiver_fn
+    from model_export.graphs.signature_runner import read_saved_model
 
 pytestmark = pytest.mark.tf
 
-parsing = build_parsing_serving_input_receiver_fn(
-    {"c": tf.io.VarLenFeature(tf.int64), "age": tf.io.FixedLenFeature([2], tf.float32, [0.0, 0.0])}
-)
 TENSOR_CORE: dict[str, Any] = {"embedding_lookup_device": "tpu_tensor_core", "tensor_core_shape": [None, 2]}
+
+
+def parsing() -> Any:
+    """Returns the serving inputs of examples with the small model's feature and one that it does not read."""
+    fields = {"c": tf.io.VarLenFeature(tf.int64), "age": tf.io.FixedLenFeature([2], tf.float32, [0.0, 0.0])}
+    return build_parsing_serving_input_receiver_fn(fields)()
 
 
 def spec_of(**arguments: Any) -> EmbeddingConfigSpec:

@@ -12,17 +12,20 @@ import numpy as np
 import pytest
 
 from loadtest.foreign.frameworks import tf
-from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-from model_export.estimator.checkpoints import WarmStartSettings
-from model_export.estimator.estimator import EmbeddingEstimator
-from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
-from model_export.estimator.export_source import EstimatorSource
-from model_export.estimator.receivers import build_parsing_serving_input_receiver_fn
-from model_export.estimator.run_config import RunConfig
 from model_export.graphs.source import LookupPlan
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import AdagradParameters
 from tests.unit.model_export.estimator.small_model import sparse
+from tests.unit.model_export.late import late
+
+with late():
+    from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
+    from model_export.estimator.checkpoints import WarmStartSettings
+    from model_export.estimator.estimator import EmbeddingEstimator
+    from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
+    from model_export.estimator.export_source import EstimatorSource
+    from model_export.estimator.receivers import build_parsing_serving_input_receiver_fn
+    from model_export.estimator.run_config import RunConfig
 
 pytestmark = pytest.mark.tf
 

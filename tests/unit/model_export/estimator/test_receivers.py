@@ -9,13 +9,21 @@ import numpy as np
 import pytest
 
 from loadtest.foreign.frameworks import tf
-from model_export.estimator.estimator_spec import ClassificationOutput, PredictOutput, RegressionOutput, signature_defs
-from model_export.estimator.receivers import (
-    ServingInputReceiver,
-    TensorServingInputReceiver,
-    build_parsing_serving_input_receiver_fn,
-    build_raw_serving_input_receiver_fn,
-)
+from tests.unit.model_export.late import late
+
+with late():
+    from model_export.estimator.estimator_spec import (
+        ClassificationOutput,
+        PredictOutput,
+        RegressionOutput,
+        signature_defs,
+    )
+    from model_export.estimator.receivers import (
+        ServingInputReceiver,
+        TensorServingInputReceiver,
+        build_parsing_serving_input_receiver_fn,
+        build_raw_serving_input_receiver_fn,
+    )
 
 pytestmark = pytest.mark.tf
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from loadtest.foreign.frameworks import tf
-from model_export.estimator.run_config import RunConfig
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import AdagradParameters, StochasticGradientDescentParameters
 from tests.unit.model_export.estimator.small_model import (
@@ -22,14 +21,18 @@ from tests.unit.model_export.estimator.small_model import (
     TABLE,
     TABLE_NAME,
     WEIGHT,
-    Recorder,
     column,
     estimator_of,
     gradients,
     input_fn,
     model_fn_of,
     one_epoch,
+    recorder,
 )
+from tests.unit.model_export.late import late
+
+with late():
+    from model_export.estimator.run_config import RunConfig
 
 pytestmark = pytest.mark.tf
 
@@ -174,18 +177,21 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path: Path) -> N
     np.testing.assert_allclose(estimator.get_variable_value("weight"), weight, rtol=1e-4, atol=1e-5)
 
 
-class Listener(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
-    """Notes the steps at which the session saves a checkpoint."""
+def listening() -> Any:
+    """Makes a listener that notes the steps at which the session saves a checkpoint."""
 
-    def __init__(self) -> None:
-        self.steps: list[int] = []
+    class Listener(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.steps: list[int] = []
 
-    def after_save(self, session: Any, global_step_value: int) -> None:
-        self.steps.append(int(global_step_value))
+        def after_save(self, session: Any, global_step_value: int) -> None:
+            self.steps.append(int(global_step_value))
+
+    return Listener()
 
 
 def test_hooks_listeners_intervals_and_the_number_of_checkpoints(tmp_path: Path) -> None:
-    hook, listener = Recorder(), Listener()
+    hook, listener = recorder(), listening()
     config = RunConfig(save_checkpoints_steps=2, keep_checkpoint_max=2, save_summary_steps=1)
     estimator = estimator_of(tmp_path, config=config)
     estimator.train(input_fn, hooks=[hook], steps=6, saving_listeners=[listener])
@@ -198,7 +204,7 @@ def test_hooks_listeners_intervals_and_the_number_of_checkpoints(tmp_path: Path)
 def test_without_checkpoints_a_listener_has_nothing_to_listen_to(tmp_path: Path) -> None:
     config = RunConfig(save_checkpoints_secs=None, save_checkpoints_steps=None)
     with pytest.raises(ValueError, match="There should be a CheckpointSaverHook to use saving_listeners"):
-        estimator_of(tmp_path, config=config).train(input_fn, steps=1, saving_listeners=[Listener()])
+        estimator_of(tmp_path, config=config).train(input_fn, steps=1, saving_listeners=[listening()])
     assert estimator_of(tmp_path, config=config).train(input_fn, steps=1).latest_checkpoint() is None
 
 

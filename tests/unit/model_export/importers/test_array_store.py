@@ -7,31 +7,37 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 import tensorstore
-from jax_tpu_embedding.sparsecore.lib.nn import embedding_spec, table_stacking
 
 import model_export
 from model_export.errors import ExportError
 from model_export.importers import array_store
 from model_export.importers.array_store import StackMember
 from tests.unit.model_export.importers.reading import matrix, read_all, small_chunks
+from tests.unit.model_export.late import late
 
-_STATE = {
-    "params": {"user": jnp.array(matrix(21, 4)), "half": jnp.array(matrix(6, 2), jnp.bfloat16)},
-    "layers": [jnp.array(matrix(3, 2))],
-    "step": 3,
-}
+with late():
+    from jax import numpy as jnp
+    from jax_tpu_embedding.sparsecore.lib.nn import embedding_spec, table_stacking
+    from orbax import checkpoint as ocp
+
+
+def small_state() -> dict[str, Any]:
+    """Returns arrays in folders and lists, and a number."""
+    return {
+        "params": {"user": jnp.array(matrix(21, 4)), "half": jnp.array(matrix(6, 2), jnp.bfloat16)},
+        "layers": [jnp.array(matrix(3, 2))],
+        "step": 3,
+    }
 
 
 def save(folder: Path, *, use_ocdbt: bool = True, use_zarr3: bool = False, state: Any = None) -> Path:
     """Saves a checkpoint with Orbax; returns its folder."""
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
     with ocp.Checkpointer(handler) as checkpointer:
-        checkpointer.save(folder, args=ocp.args.PyTreeSave(_STATE if state is None else state))
+        checkpointer.save(folder, args=ocp.args.PyTreeSave(small_state() if state is None else state))
     return folder
 
 
@@ -55,7 +61,7 @@ def test_every_layout_of_orbax(
 
 def test_a_checkpoint_managers_step(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path / "run") as manager:
-        manager.save(7, args=ocp.args.StandardSave(_STATE))
+        manager.save(7, args=ocp.args.StandardSave(small_state()))
         manager.wait_until_finished()
     np.testing.assert_array_equal(read_all(f"{tmp_path}/run/7:params.user")[0], matrix(21, 4))
     with pytest.raises(ExportError, match="of a CheckpointManager's folder, name a step's"):

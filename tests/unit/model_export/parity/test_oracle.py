@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from model_export.parity.oracle import Keys, RefusedError, looked_up
-from model_export.parity.parity_cases import Case, CaseWriter
 from service.artifact.manifest import (
     Combiner,
     FeatureEntry,
@@ -20,6 +19,10 @@ from service.artifact.manifest import (
     VocabularyEntry,
 )
 from service.types import RaggedIds
+from tests.unit.model_export.late import late
+
+with late():
+    from model_export.parity.parity_cases import Case, CaseWriter
 
 TABLE = np.array([[100, 100], [1, 2], [3, 6], [-2, 0]], np.float32)
 # Four rows: ids 1 and 2, no id, id 3 twice, no id.
