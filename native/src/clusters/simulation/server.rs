@@ -240,7 +240,9 @@ fn note_held(server: &Shared, held: &BTreeMap<u64, usize>, as_of: Time) {
         own.heard = as_of;
         Arc::clone(&own.clusters)
     };
-    known.into_iter().for_each(|cell| forget(&clusters, cell));
+    for cell in known {
+        forget(&clusters, cell);
+    }
     let heard = server.borrow().held.values().map(|held| held.told).fold(as_of, Time::min);
     for version in VERSIONS {
         clusters.heard("m", version, "t", now.saturating_sub(heard));
