@@ -81,7 +81,7 @@ def test_rows_of_a_file_that_another_server_writes_are_dropped_until_it_is_writt
 ) -> None:
     cluster, heard_s, told = _Cluster(), [0.0], list[Array | None]()
     monkeypatch.setattr(changes, "time", cluster)
-    follower = TableChanges(LAYOUT, cast("Primaries", cluster), "float32", b"f" * 32)
+    follower = TableChanges(LAYOUT, cast("Primaries", cluster), "float32")
     follower.on_heard = heard_s.append
     follower.listeners.append(told.append)
     follower.begin(101)
@@ -103,7 +103,7 @@ def test_many_upserts_that_a_replica_lacks_hold_up_no_look(monkeypatch: pytest.M
     cluster, heard_s = _Cluster(), [0.0]
     monkeypatch.setattr(changes, "time", cluster)
     monkeypatch.setattr(changes, "os", SimpleNamespace(urandom=bytes))
-    follower = TableChanges(LAYOUT, cast("Primaries", cluster), "float32", b"f" * 32)
+    follower = TableChanges(LAYOUT, cast("Primaries", cluster), "float32")
     follower.on_heard = heard_s.append
     follower.begin(101)
     cluster.held = {str(number): UPSERT for number in range(1, 41)}
