@@ -62,7 +62,7 @@ _PROBED = (
 
 
 class Claimed(NamedTuple):
-    """What a claim says of the graph.
+    """The part of the graph that a claim is about.
 
     keys: the placeholder of the feature's ids or keys. inputs: the placeholders of all inputs of the feature.
     is_described: the manifest describes the feature for this signature, so that its ids are known to be right.
