@@ -80,7 +80,7 @@ def show_requests(options: argparse.Namespace, base: str) -> int:
     nearest = {"labels": [film], "k": 5, "metric": "cosine"}
     grpc = [shortest(sys.executable), "examples/grpc_predict.py", f"--server={options.host}:{options.port}"]
     commands = [
-        ("Embeddings of two users, and of two rows of genres (the second empty)", curl(f"{model}:lookup", LOOKUP)),
+        ("Embeddings of two users, and of two lists of genres, the second empty", curl(f"{model}:lookup", LOOKUP)),
         ("Predicted ratings of film 50 by user 1, with and without recent films", curl(f"{model}:predict", PREDICT)),
         ("One row of a table", curl(f"{model}/tables/film:rows", ROWS)),
         (f"The films that are nearest to {film}, by name", curl(f"{model}/tables/film:neighbors", nearest)),

@@ -104,7 +104,7 @@ class _Trial:
         self._rows_with_keys = np.empty(0, np.int64)
 
     def found(self, before: FoundFeature | None) -> FoundFeature | None:
-        """Returns the lookup that computes the examined tensor; None if it is no other than the one before.
+        """Returns the lookup that computes the examined tensor; None if `before` is that lookup already.
 
         Args:
           before: the lookup of a tensor nearer to the table's rows; None if there is none yet. A later tensor counts

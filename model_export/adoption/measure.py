@@ -21,8 +21,10 @@ from service.graph.flat_graph import FlatGraph, canonical
 from service.process.trial import Trial, missing_core
 from service.types import Array, SignatureSpec
 
-# Largest number of values of a field whose length the graph leaves open, and number of steps of a sequence.
+# Most values drawn for a field of open length.
 _MOST_VALUES = 4
+# Most steps drawn for a sequence.
+_MOST_STEPS = 4
 # Ids and the texts of words are drawn below this number, which is small so that tables have the rows.
 _MOST_ID = 3
 
@@ -80,7 +82,7 @@ def _sequences(flat: FlatGraph, node: Any, inputs: list[str]) -> Callable[[int, 
         example = tf.train.SequenceExample()
         for field in context:
             example.context.feature[field[0]].CopyFrom(_feature(field, random))
-        steps = int(random.integers(1, _MOST_VALUES + 1))
+        steps = int(random.integers(1, _MOST_STEPS + 1))
         for field in lists:
             for _ in range(steps):
                 example.feature_lists.feature_list[field[0]].feature.add().CopyFrom(_feature(field, random))

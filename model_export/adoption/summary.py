@@ -36,7 +36,7 @@ class Served:
     reason: why the signature is no lookup; "" for a lookup.
     is_inexact: whether the lookup's sums may differ from the graph's in the last bits.
     times: None if the signature was not measured. compared: number of requests whose answers were compared: a lookup's
-      with the oracle, a cut graph's bit by bit with the whole graph.
+      with numpy's, a cut graph's bit by bit with the whole graph.
     """
 
     entry: SignatureEntry
@@ -51,7 +51,7 @@ def summary_lines(plan: AdoptPlan, served: Mapping[str, Served]) -> list[str]:
     """Returns a table of signatures as lines, then notes on signatures that are no lookups, inexact lookups and
     vocabularies.
     """
-    rows = [("signature", "served", "by TensorFlow", "compared with", "us before", "us now", "features")]
+    rows = [("signature", "served", "by TensorFlow", "compared with", "µs before", "µs now", "features")]
     for name, one in served.items():
         features = ", ".join(one.entry.features) or "-"
         rows.append((name, _kind(one), _rest(one), _compared(one), *_times(one.times), features))
@@ -85,8 +85,8 @@ def _rest(one: Served) -> str:
 
 def _compared(one: Served) -> str:
     if one.entry.kind == "lookup":
-        return f"the oracle, {one.compared} times"
-    return f"whole graph, {one.compared} times" if one.compared else "-"
+        return f"numpy, {one.compared} requests"
+    return f"whole graph, {one.compared} requests" if one.compared else "-"
 
 
 def _advice(reason: str) -> str:

@@ -35,7 +35,7 @@ DEFAULT_BATCH_SIZES = (1, 8, 64, 512)
 RECORDED_PATH = "assets.extra/recorded_predictions"
 # Path in the artifact of its checkpoint, without ".index".
 VARIABLES_PREFIX = "variables/variables"
-# Dtypes of the variables that adopt takes for tables, with a spec and without.
+# Dtypes of variables that adopt accepts as tables, whether or not a spec is given.
 ADOPTED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 

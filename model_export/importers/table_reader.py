@@ -164,7 +164,8 @@ def _keyed(reader: TableReader, keys: Keys, what: str) -> Iterator[Chunk]:
 
 
 def _distinct(reader: TableReader, is_last: bool, what: str) -> Iterator[Chunk]:
-    # Yields the first row of each key, or its last one.
+    """Yields one row per key of a TableReader: the last one if is_last, else the first."""
+
     def keys_of(chunk: Chunk) -> Sequence[str | int]:
         if chunk.keys is None:
             raise ExportError(f"{what} has no keys; leave ?{DUPLICATES}= out")

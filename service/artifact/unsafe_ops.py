@@ -93,7 +93,7 @@ def unsafe_op(meta_graph: Any) -> str:
         if path.is_absolute() or ".." in path.parts:
             return f"asset {asset.filename!r} lies outside the folder of assets"
     fed = {_full(name) for one in meta_graph.signature_def.values() for name in tensor_names(one.inputs.values())}
-    # A tensor that clients can send may name any file.
+    # If clients can feed the tensor of a file name, the name could be any file.
     given = {_full(asset.tensor_info.name): ASSET for asset in assets}
     saver = meta_graph.saver_def
     given[_full(saver.filename_tensor_name)] = CHECKPOINT

@@ -19,7 +19,7 @@ from service.types import Array, SignatureSpec, Table, Tensors, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim by the manifest that must be proven: a feature's lookup in a mapped table equals a tensor of the graph.
+    """A statement of the manifest that the server checks before use: this feature's lookup equals this tensor.
 
     name: names the claim among those of all signatures.
     is_described: the manifest describes the feature for this signature, so the core refuses ids without a row.

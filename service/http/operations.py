@@ -128,7 +128,7 @@ _INFERS = {
         "inputs": [{"name": "user_id", "datatype": "INT64", "shape": [2], "data": [1, 42]}],
         "outputs": [{"name": "user_id"}],
     },
-    "two rows of genres, the second empty": {
+    "two lists of genres, the second empty": {
         "parameters": {"signature_name": "lookup"},
         "inputs": [
             {"name": "genres__values", "datatype": "BYTES", "shape": [2], "data": ["Comedy", "Drama"]},

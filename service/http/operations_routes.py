@@ -77,7 +77,7 @@ def add_statusz_route(app: FastAPI, read: Callable[[], Mapping[str, Any]]) -> No
     add_route(app, PATH, statusz, "GET", "statusz")
 
 
-# The package is never imported.
+# The package `fastapi_swagger` is used for its files only, never imported.
 _PACKAGE, _FOLDER = "fastapi_swagger", "resources"
 # Swagger UI has colours for the dark, but does not ask the browser for them. The document has up to three paths for an
 # operation: of a model, of one of its versions, of a label. The checkbox shows those of versions and labels; they are

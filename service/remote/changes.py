@@ -428,7 +428,7 @@ class TableChanges:
         notes = ["changes", "sequence", "held", "files"]
         is_copied = self._add(_told_ids(delta), notes, [released, checksum], delta.sequence, end_s)
         self.applied += 1
-        # This server's listeners of changed rows are called at once; other servers read the rows from the stream.
+        # Listeners in this process are called now; other servers learn of the rows from the stream.
         self._tell(delta.ids)
         return is_copied
 

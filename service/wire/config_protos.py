@@ -58,7 +58,7 @@ class BatchingParameters:
 
     @property
     def batch_rows(self) -> int:
-        """The number of rows with which a batch is full."""
+        """The number of rows at which a batch runs without waiting for more."""
         if self.enable_large_batch_splitting and self.max_execution_batch_size is not None:
             return self.max_execution_batch_size
         return self.max_batch_size
