@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
@@ -607,11 +607,20 @@ async fn accept_one(hub: &Arc<Hub>, wire: Wire, listener: &Listener) -> io::Resu
         }
         Listener::Unix(listener, _) => {
             let (stream, _) = listener.accept().await?;
+            let peer = local_peer(&stream, hub.next.fetch_add(1, Relaxed));
             // A Unix socket is plaintext, as in grpcio: the permissions of its file say which users may connect.
-            hub.admit(wire, LocalAuthority::new(stream), "unix:".into(), None);
+            hub.admit(wire, LocalAuthority::new(stream), peer, None);
         }
     }
     Ok(())
+}
+
+/// Returns the peer of a connection to a Unix socket. In it, the process takes the place of the address: limits of a
+/// client's address treat all connections of a process as one client's.
+fn local_peer(stream: &UnixStream, number: u64) -> String {
+    // A process of another container has no number here, so all such processes of a user count as one.
+    let (user, process) = stream.peer_cred().map_or((0, 0), |peer| (peer.uid(), peer.pid().unwrap_or_default()));
+    format!("unix/{user}/{process}:{number}")
 }
 
 /// Checks all connections at regular times for idle and stalled clients, because a timer for each connection would make
@@ -642,5 +651,19 @@ async fn watch_upstreams(hub: Arc<Hub>) {
     while !hub.is_draining.load(Relaxed) {
         ticks.tick().await;
         hub.shared.ask_upstreams().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::fair_queue::address_of;
+
+    #[tokio::test]
+    async fn a_process_is_one_client_of_a_unix_socket() {
+        let (_kept, stream) = UnixStream::pair().unwrap();
+        let [one, two] = [1, 2].map(|number| local_peer(&stream, number));
+        assert!(one != two && address_of(&one) == address_of(&two));
+        assert!(address_of(&one).ends_with(&format!("/{}", std::process::id())), "{one}");
     }
 }
