@@ -28,7 +28,7 @@ use super::dispatch::Dispatch;
 use super::encoding::Compressors;
 use super::encrypted::Encrypted;
 use super::events::Event;
-use super::health::Health;
+use super::health::{FRESH, Health};
 use super::local_authority::LocalAuthority;
 use super::records::Records;
 use super::refusal_log::LogPace;
@@ -43,6 +43,7 @@ use crate::admission::gate::Gates;
 use crate::admission::large::{LazyPool, Pool};
 use crate::admission::limits::{ALL_HEAD_BYTES, HANDSHAKES_A_TURN};
 use crate::admission::long_calls::LongCalls;
+use crate::admission::pace::LATE;
 use crate::forward::{GrpcUpstream, HttpUpstream};
 use crate::plan::{GraphLimit, ModelRoutes, Routes};
 
@@ -152,7 +153,7 @@ impl Server {
             ids: super::request_id::RequestIds::default(),
             health: ArcSwapOption::empty(),
             has_upstreams: AtomicBool::new(false),
-            answered: Mutex::new(Instant::now()),
+            is_silent: AtomicBool::new(false),
             grpc_upstream: GrpcUpstream::new(config.grpc_upstream),
             http_upstream: HttpUpstream::new(config.http_upstream),
             heads: Arc::new(Semaphore::new(ALL_HEAD_BYTES)),
@@ -243,7 +244,7 @@ impl Server {
     /// Returns whether a control server has not answered the core's questions for 10 seconds.
     #[must_use]
     pub fn is_silent(&self) -> bool {
-        self.hub.shared.is_silent()
+        self.hub.shared.is_silent.load(Relaxed)
     }
 
     /// Replaces the TLS configuration of a wire, for connections that are accepted later; with None these are
@@ -626,11 +627,19 @@ fn local_peer(stream: &UnixStream, number: u64) -> String {
 /// Checks all connections at regular times for idle and stalled clients, because a timer for each connection would make
 /// every request slower.
 async fn sweep(hub: Arc<Hub>) {
-    let mut ticks = tokio::time::interval(hub.shared.limits.sweep_interval());
+    let interval = hub.shared.limits.sweep_interval();
+    let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut last, mut is_skipped) = (Instant::now(), false);
     loop {
         ticks.tick().await;
         let now = Instant::now();
+        let is_late = now.duration_since(std::mem::replace(&mut last, now)) > interval + LATE;
+        is_skipped = is_late && !is_skipped;
+        if is_skipped {
+            // Until the next check, the server reads what clients sent meanwhile.
+            continue;
+        }
         for entry in hub.lock().values_mut() {
             let order = entry.watch.look(&entry.connection, &hub.shared.limits, now);
             if order != Order::Serve {
@@ -644,13 +653,21 @@ async fn begin_turns(hub: Arc<Hub>) {
     hub.turns.begin_next().await;
 }
 
-/// Asks the control servers each second whether they answer, until the server stops.
+/// Asks the control servers each second whether they answer, until the server stops. What counts is the time that
+/// passed until a question without an answer: a server that was stopped by a signal has asked nothing meanwhile.
 async fn watch_upstreams(hub: Arc<Hub>) {
+    let mut answered = Instant::now();
     let mut ticks = tokio::time::interval(ASK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while !hub.is_draining.load(Relaxed) {
         ticks.tick().await;
-        hub.shared.ask_upstreams().await;
+        let begun = Instant::now();
+        if hub.shared.do_upstreams_answer().await {
+            answered = Instant::now();
+            hub.shared.is_silent.store(false, Relaxed);
+        } else if begun.elapsed() < FRESH / 2 + LATE {
+            hub.shared.is_silent.store(answered.elapsed() >= FRESH, Relaxed);
+        }
     }
 }
 
