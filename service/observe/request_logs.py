@@ -126,7 +126,7 @@ class RecordFiles:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process holds the file's lock, or the file system can not tell."""
+    """Returns whether a process holds the file's lock; True if the file system can not tell."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
