@@ -227,7 +227,10 @@ def check_rows(table: TableInfo, ids: Array, rows: Array) -> None:
         raise DeltaFault("ids", f"table {name!r}: id {sorted_ids[int(np.argmax(twice))]} occurs twice")
     finite = np.isfinite(rows).all(axis=1)
     if not finite.all():
-        raise DeltaFault("values", f"table {name!r}: row {ids[int(np.argmin(finite))]} holds NaN or infinity")
+        raise DeltaFault(
+            "values",
+            f"table {name!r}: row {ids[int(np.argmin(finite))]} holds NaN, infinity or a number beyond float32",
+        )
     if table.dtype in LARGEST:
         largest = np.abs(rows).max(axis=1)
         numbers, _ = rounded(largest[:, None], table.dtype)

@@ -59,6 +59,10 @@ class Behavior:
         return self.call(*args, **options)
 
 
+# Largest number of models whose health status is kept after they were served.
+_MOST_GONE = 1000
+
+
 class Health:
     """The health statuses of the server, its services and its models, which clients check or watch.
 
@@ -74,9 +78,9 @@ class Health:
         self._lock = threading.Lock()
         self._statuses: dict[str, int] = {}
         self._watchers: dict[str, list[_Watcher]] = {}
-        # Names of all models that ever had a health status. A model that is no longer served keeps the status
-        # NOT_SERVING.
         self._models: set[str] = set()
+        # Names of models that are no longer served, the last one last. They keep the status NOT_SERVING.
+        self._gone: dict[str, None] = {}
         self._is_stopped = False
         self._is_closed = False
         # Health checks have a thread of their own, so that they are answered while all the server's workers are busy.
@@ -108,6 +112,14 @@ class Health:
             self._statuses[service] = _SERVING if is_serving else _NOT_SERVING
         self._changed.put(service)
 
+    def _unset(self, model: str) -> None:
+        """Makes a model unknown, as if it had never been served."""
+        del self._gone[model]
+        with self._lock:
+            if not self._is_stopped:
+                self._statuses.pop(model, None)
+        self._changed.put(model)
+
     def set_serving(self, engine: Engine, services: Sequence[str], is_serving: bool) -> None:
         """Sets the health statuses of the server (named ""), of its services, and of each model."""
         problems = engine.problems()
@@ -116,9 +128,13 @@ class Health:
         models = set(engine.models())
         for name in models:
             self.set(name, name not in problems and not engine.is_draining)
+            self._gone.pop(name, None)
         for name in self._models - models:
             self.set(name, False)
-        self._models |= models
+            self._gone[name] = None
+        self._models = models
+        while len(self._gone) > _MOST_GONE:
+            self._unset(next(iter(self._gone)))
 
     def stop(self) -> None:
         """Sets every health status to NOT_SERVING for good, sends this to watching clients, and ends their streams."""

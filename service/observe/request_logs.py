@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import re
@@ -68,12 +69,14 @@ class RecordFiles:
         if self._path is None:
             return
         path, self._path = self._path, None
-        os.close(self._descriptor)
-        if self._num_records:
-            path.rename(path.with_name(path.name.removesuffix(OPEN_SUFFIX) + SUFFIX))
-            self._remove_oldest()
-        else:
-            path.unlink(missing_ok=True)
+        try:
+            if self._num_records:
+                path.rename(path.with_name(path.name.removesuffix(OPEN_SUFFIX) + SUFFIX))
+                self._remove_oldest()
+            else:
+                path.unlink(missing_ok=True)
+        finally:
+            os.close(self._descriptor)
 
     def _open(self) -> None:
         time = datetime.fromtimestamp(self._now(), UTC).strftime("%Y%m%dT%H%M%S")
@@ -89,7 +92,11 @@ class RecordFiles:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
                 self._descriptor = os.open(path, flags, 0o640)
                 break
+        # The lock tells other processes that this file is in use: one without a lock is of a process that was killed.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._path, self._num_bytes, self._num_records = path, 0, 0
+        self._remove_oldest()
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -105,7 +112,7 @@ class RecordFiles:
     def _remove_oldest(self) -> None:
         # The names of a request log's files contain the time, so their order by name is their order by age. The prefix
         # of another log may begin with this one, or match it as a pattern.
-        name = re.compile(re.escape(self._prefix.name) + r"-\d{8}T\d{6}-\d+-\d{4,}" + re.escape(SUFFIX))
+        name = re.compile(re.escape(self._prefix.name) + rf"-\d{{8}}T\d{{6}}-\d+-\d{{4,}}{re.escape(SUFFIX)}(\.part)?")
         done = sorted(
             (path for path in self._prefix.parent.iterdir() if name.fullmatch(path.name)), key=lambda path: path.name
         )
@@ -114,8 +121,20 @@ class RecordFiles:
             # Another process with this prefix may remove the file meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 kept += path.stat().st_size
-                if position and kept > self._max_bytes:
+                if position and kept > self._max_bytes and (path.suffix == SUFFIX or not _is_locked(path)):
                     path.unlink()
+
+
+def _is_locked(path: Path) -> bool:
+    """Returns whether a process holds the file's lock; True if the file system can not tell."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 logger = logging.getLogger(__name__)

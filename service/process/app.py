@@ -151,7 +151,11 @@ class HealthUpdates:
             self._is_wanted.wait()
             time.sleep(max(self._next_s - self._clock(), 0))
             self._is_wanted.clear()
-            self.update()
+            try:
+                self.update()
+            except Exception:
+                # Without this thread, most changes of the models' states would not reach the health checks any more.
+                logger.exception("health checks are not updated")
 
 
 class TablePaging:

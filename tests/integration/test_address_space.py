@@ -129,7 +129,8 @@ def test_a_message_of_many_small_values_is_refused_before_it_is_parsed(server: L
     # no signature, and this server does not run the default one.
     refused = {"RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"} | ({"FAILED_PRECONDITION"} if name == "parameters" else set())
     assert set(server.at_once(lambda: server.code(path, message))) <= refused | {"UNAVAILABLE"}
-    assert server.code(path, message) in refused
+    # A request may also be refused as UNAVAILABLE while the memory of those before it is not given back yet.
+    until(lambda: server.code(path, message) in refused)
     server.check()
 
 
@@ -157,7 +158,7 @@ def test_a_json_document_of_small_values_leaves_the_server_running(server: Limit
 
     # On a busy machine, a request may also take longer than the server's limit.
     assert set(server.at_once(ask)) <= {str(code), "503", "504"}
-    assert ask() == str(code)
+    until(lambda: ask() == str(code))
     server.check()
 
 

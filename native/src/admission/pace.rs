@@ -9,6 +9,10 @@ use tokio::time::Sleep;
 
 use super::limits::Limits;
 
+/// If a check of clients comes later than this, the process was stopped or starved, and has not read yet what the
+/// clients sent meanwhile.
+pub const LATE: Duration = Duration::from_secs(1);
+
 /// The number of bytes of one request body that have arrived, and the time by which more bytes must arrive.
 #[derive(Debug)]
 pub struct Pace {
@@ -57,16 +61,22 @@ impl Pace {
 
     /// Polls the timer of the body's current interval; ready if the client has sent too few bytes in the interval.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<Stalled> {
-        let end = match self.since {
+        let mut end = match self.since {
             Some(since) => since + self.timeout,
             None => self.begin(Instant::now()),
         };
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(end.into())));
-        if timer.deadline() != end.into() {
-            timer.as_mut().reset(end.into());
+        loop {
+            let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(end.into())));
+            if timer.deadline() != end.into() {
+                timer.as_mut().reset(end.into());
+            }
+            ready!(timer.as_mut().poll(cx));
+            let now = Instant::now();
+            if now.duration_since(end) < LATE {
+                return Poll::Ready(Stalled);
+            }
+            end = self.begin(now);
         }
-        ready!(timer.as_mut().poll(cx));
-        Poll::Ready(Stalled)
     }
 
     /// Starts the next interval in which the client must send bytes of the body; returns the end of the interval.
@@ -112,6 +122,18 @@ mod tests {
         // The pauses between the parts add up to more than the timeout, but each part has enough bytes to restart the
         // time limit.
         assert_eq!(sent(Duration::from_millis(20), 1024, 30).await, (30, false));
+    }
+
+    #[tokio::test]
+    async fn a_timer_that_fires_much_too_late_begins_a_new_interval() {
+        let mut pace = Pace::new(&limits());
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        assert!(pace.poll_stalled(&mut cx).is_pending());
+        // No timer of this runtime fires while its only thread sleeps, as if the process was stopped.
+        std::thread::sleep(limits().stall_timeout + LATE);
+        tokio::task::yield_now().await;
+        assert!(pace.poll_stalled(&mut cx).is_pending());
+        tokio::time::timeout(LATE * 60, pace.next(|_| Poll::<()>::Pending)).await.unwrap().unwrap_err();
     }
 
     #[tokio::test]

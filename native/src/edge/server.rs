@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
@@ -28,7 +28,7 @@ use super::dispatch::Dispatch;
 use super::encoding::Compressors;
 use super::encrypted::Encrypted;
 use super::events::Event;
-use super::health::Health;
+use super::health::{FRESH, Health};
 use super::local_authority::LocalAuthority;
 use super::records::Records;
 use super::refusal_log::LogPace;
@@ -43,6 +43,7 @@ use crate::admission::gate::Gates;
 use crate::admission::large::{LazyPool, Pool};
 use crate::admission::limits::{ALL_HEAD_BYTES, HANDSHAKES_A_TURN};
 use crate::admission::long_calls::LongCalls;
+use crate::admission::pace::LATE;
 use crate::forward::{GrpcUpstream, HttpUpstream};
 use crate::plan::{GraphLimit, ModelRoutes, Routes};
 
@@ -152,7 +153,7 @@ impl Server {
             ids: super::request_id::RequestIds::default(),
             health: ArcSwapOption::empty(),
             has_upstreams: AtomicBool::new(false),
-            answered: Mutex::new(Instant::now()),
+            is_silent: AtomicBool::new(false),
             grpc_upstream: GrpcUpstream::new(config.grpc_upstream),
             http_upstream: HttpUpstream::new(config.http_upstream),
             heads: Arc::new(Semaphore::new(ALL_HEAD_BYTES)),
@@ -243,7 +244,7 @@ impl Server {
     /// Returns whether a control server has not answered the core's questions for 10 seconds.
     #[must_use]
     pub fn is_silent(&self) -> bool {
-        self.hub.shared.is_silent()
+        self.hub.shared.is_silent.load(Relaxed)
     }
 
     /// Replaces the TLS configuration of a wire, for connections that are accepted later; with None these are
@@ -607,21 +608,38 @@ async fn accept_one(hub: &Arc<Hub>, wire: Wire, listener: &Listener) -> io::Resu
         }
         Listener::Unix(listener, _) => {
             let (stream, _) = listener.accept().await?;
+            let peer = local_peer(&stream, hub.next.fetch_add(1, Relaxed));
             // A Unix socket is plaintext, as in grpcio: the permissions of its file say which users may connect.
-            hub.admit(wire, LocalAuthority::new(stream), "unix:".into(), None);
+            hub.admit(wire, LocalAuthority::new(stream), peer, None);
         }
     }
     Ok(())
 }
 
+/// Returns the peer of a connection to a Unix socket. In it, the process takes the place of the address: limits of a
+/// client's address treat all connections of a process as one client's.
+fn local_peer(stream: &UnixStream, number: u64) -> String {
+    // A process of another container has no number here, so all such processes of a user count as one.
+    let (user, process) = stream.peer_cred().map_or((0, 0), |peer| (peer.uid(), peer.pid().unwrap_or_default()));
+    format!("unix/{user}/{process}:{number}")
+}
+
 /// Checks all connections at regular times for idle and stalled clients, because a timer for each connection would make
 /// every request slower.
 async fn sweep(hub: Arc<Hub>) {
-    let mut ticks = tokio::time::interval(hub.shared.limits.sweep_interval());
+    let interval = hub.shared.limits.sweep_interval();
+    let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut last, mut is_skipped) = (Instant::now(), false);
     loop {
         ticks.tick().await;
         let now = Instant::now();
+        let is_late = now.duration_since(std::mem::replace(&mut last, now)) > interval + LATE;
+        is_skipped = is_late && !is_skipped;
+        if is_skipped {
+            // Until the next check, the server reads what clients sent meanwhile.
+            continue;
+        }
         for entry in hub.lock().values_mut() {
             let order = entry.watch.look(&entry.connection, &hub.shared.limits, now);
             if order != Order::Serve {
@@ -635,12 +653,34 @@ async fn begin_turns(hub: Arc<Hub>) {
     hub.turns.begin_next().await;
 }
 
-/// Asks the control servers each second whether they answer, until the server stops.
+/// Asks the control servers each second whether they answer, until the server stops. What counts is the time that
+/// passed until a question without an answer: a server that was stopped by a signal has asked nothing meanwhile.
 async fn watch_upstreams(hub: Arc<Hub>) {
+    let mut answered = Instant::now();
     let mut ticks = tokio::time::interval(ASK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while !hub.is_draining.load(Relaxed) {
         ticks.tick().await;
-        hub.shared.ask_upstreams().await;
+        let begun = Instant::now();
+        if hub.shared.do_upstreams_answer().await {
+            answered = Instant::now();
+            hub.shared.is_silent.store(false, Relaxed);
+        } else if begun.elapsed() < FRESH / 2 + LATE {
+            hub.shared.is_silent.store(answered.elapsed() >= FRESH, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::fair_queue::address_of;
+
+    #[tokio::test]
+    async fn a_process_is_one_client_of_a_unix_socket() {
+        let (_kept, stream) = UnixStream::pair().unwrap();
+        let [one, two] = [1, 2].map(|number| local_peer(&stream, number));
+        assert!(one != two && address_of(&one) == address_of(&two));
+        assert!(address_of(&one).ends_with(&format!("/{}", std::process::id())), "{one}");
     }
 }

@@ -1,8 +1,8 @@
 //! Holds the parts of the server that all connections share, and calls the handlers of wire formats (forms) for them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -94,8 +94,8 @@ pub struct Shared {
     pub health: ArcSwapOption<Health>,
     /// Whether the control servers have started: Python has published a health state, or that it answers the checks.
     pub has_upstreams: AtomicBool,
-    /// When both control servers last answered the core; the start, until they have started.
-    pub answered: Mutex<Instant>,
+    /// Whether a control server has not answered the core for as long as a health state is valid.
+    pub is_silent: AtomicBool,
     /// Queues that limit how many gRPC calls are forwarded at the same time.
     pub grpc_gates: Gates,
     /// Queues that limit how many HTTP requests are forwarded at the same time.
@@ -328,26 +328,18 @@ impl Shared {
     /// if the server records traces: then the core forwards health checks.
     #[must_use]
     pub fn health(&self) -> Option<Arc<Health>> {
-        if self.tracing.is_some() || self.is_silent() { None } else { self.health.load_full() }
+        if self.tracing.is_some() || self.is_silent.load(Relaxed) { None } else { self.health.load_full() }
     }
 
-    /// Returns whether a control server has not answered the core for as long as a health state is valid.
-    #[must_use]
-    pub fn is_silent(&self) -> bool {
-        self.answered.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= FRESH
-    }
-
-    /// Asks both control servers whether they answer, if they have started.
-    pub async fn ask_upstreams(&self) {
-        if self.has_upstreams.load(Relaxed) {
-            let mut headers = HeaderMap::new();
-            self.seal(&mut headers);
-            let asked = async { tokio::join!(self.http_upstream.answers(headers), self.grpc_upstream.answers()) };
-            if tokio::time::timeout(FRESH / 2, asked).await != Ok((true, true)) {
-                return;
-            }
+    /// Asks both control servers whether they answer; true until they have started.
+    pub async fn do_upstreams_answer(&self) -> bool {
+        if !self.has_upstreams.load(Relaxed) {
+            return true;
         }
-        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        let mut headers = HeaderMap::new();
+        self.seal(&mut headers);
+        let asked = async { tokio::join!(self.http_upstream.answers(headers), self.grpc_upstream.answers()) };
+        tokio::time::timeout(FRESH / 2, asked).await == Ok((true, true))
     }
 
     /// Returns the name of a model if it is configured, else "", so that names that clients invent use no memory.

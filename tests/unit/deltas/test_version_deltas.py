@@ -179,7 +179,12 @@ KEYS = np.array([b"red", b"pink"], object)
         ("user", Upsert(np.ones((1, 2), np.float32), ids=np.array([5])), IdOutOfRange, "id 5 at position 0"),
         ("user", Upsert(np.ones((1, 2), np.float32), ids=np.array([-1])), IdOutOfRange, "id -1 at position 0"),
         ("user", Upsert(np.ones((2, 2), np.float32), ids=np.array([3, 3])), IdOutOfRange, "id 3 occurs twice"),
-        ("user", Upsert(np.float32([[1, np.nan]]), ids=np.array([3])), InputMismatch, "row 3 holds NaN"),
+        (
+            "user",
+            Upsert(np.float32([[1, np.nan]]), ids=np.array([3])),
+            InputMismatch,
+            "row 3 holds NaN, infinity or a number beyond float32",
+        ),
         ("user", Upsert(np.ones((101, 2), np.float32), ids=np.arange(101)), IdsTooMany, "the limit is 100"),
         ("user", Upsert(np.ones((2, 2), np.float32), keys=KEYS), InputMismatch, "no vocabulary"),
         ("tag", Upsert(np.ones((2, 3), np.float32), keys=KEYS), IdOutOfRange, "key 'pink' at position 1"),

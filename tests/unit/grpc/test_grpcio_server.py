@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from service.artifact.protos import message_class
 from service.control.engine import Engine
+from service.grpc import health
 from service.versions.registry import Registry
 from tests.grpc_servers import LocalServer, started
 from tests.unit.grpc.test_methods import PREDICTION, found, search_request
@@ -175,7 +176,9 @@ SERVING, NOT_SERVING = 1, 2
 PREDICTION_NAME = PREDICTION.removeprefix("/")
 
 
-def test_health_follows_readiness(server: LocalServer, channel: grpc.Channel, registry: Registry) -> None:
+def test_health_follows_readiness(
+    server: LocalServer, channel: grpc.Channel, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
 
     def check(service: str) -> int:
@@ -194,6 +197,13 @@ def test_health_follows_readiness(server: LocalServer, channel: grpc.Channel, re
     registry.configure({"late": {}})
     server.set_serving(False)
     assert check("m") == NOT_SERVING, "it is not served any more"
+    monkeypatch.setattr(health, "_MOST_GONE", 2)
+    for name in "abc":
+        registry.add_model(name)
+        registry.configure({name: {}})
+        server.set_serving(False)
+    assert [check(name) for name in ("a", "b", "c")] == [NOT_SERVING] * 3
+    assert refused(lambda: check("m"))[0] is grpc.StatusCode.NOT_FOUND, "it is long gone"
 
 
 def test_a_draining_server_has_no_healthy_model(server: LocalServer, channel: grpc.Channel, registry: Registry) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -377,6 +378,20 @@ def test_others_files_are_left_alone(tmp_path: Path) -> None:
         files.close()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {*others, *(f"{prefix}{name(3)[1:]}" for prefix in ("m", "[mn]", "*"))}
+
+
+def test_files_of_killed_processes_count_and_go_and_files_in_use_stay(tmp_path: Path) -> None:
+    old = [tmp_path / f"m-20231114T22132{second}-9-0001.tfrecord.part" for second in range(4)]
+    for path in old:
+        path.write_bytes(bytes(400))
+    files = RecordFiles(str(tmp_path / "m"), max_bytes=1000, now=lambda: 1_700_000_005.0)
+    with old[1].open("rb") as in_use:
+        fcntl.flock(in_use, fcntl.LOCK_EX)
+        files.append([b"a"])
+        own = f"m-20231114T221325-{os.getpid()}-0001.tfrecord"
+        assert {path.name for path in tmp_path.iterdir()} == {*(path.name for path in old[1:]), f"{own}.part"}
+    files.close()
+    assert {path.name for path in tmp_path.iterdir()} == {*(path.name for path in old[2:]), own}
 
 
 def test_of_a_record_that_does_not_fit_on_the_disk_nothing_stays(tmp_path: Path) -> None:

@@ -215,6 +215,24 @@ def test_a_change_during_an_update_is_shown_after_it() -> None:
     first.join()
 
 
+def test_a_failed_update_ends_no_later_ones(clock: Clock) -> None:
+    numbers, shown, failed = iter(range(3)), list[int](), threading.Event()
+
+    def update() -> None:
+        clock.now_s += 1e-3
+        if (number := next(numbers)) == 1:
+            failed.set()
+            raise OSError("no thread can be started")
+        shown.append(number)
+
+    updates = HealthUpdates(update, clock)
+    updates.note()
+    updates.note()
+    assert failed.wait(60)
+    updates.note()
+    until(lambda: shown == [0, 2])
+
+
 class KeptModels:
     """A stand-in for ModelSet with the parts that ModelLists uses; each model has folders of versions 1 to 3."""
 
