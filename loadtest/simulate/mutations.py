@@ -123,8 +123,8 @@ def first_found(number: int, case: str, num_seeds: int) -> int | None:
     return next((seed for seed in range(num_seeds) if run(seed).failure), None)
 
 
-def plant(number: int, case: str, num_seeds: int) -> int | None:
-    """Plants a fault in a new process; returns the first seed that finds it, or None."""
+def plant(number: int, case: str, num_seeds: int) -> int | str | None:
+    """Plants a fault in a new process; returns the first seed that finds it, or the history by hand, or None."""
     if mutations()[number].path.endswith(".rs"):
         with _copying:
             return _first_in_core(mutations()[number], case, num_seeds)
@@ -136,7 +136,7 @@ def plant(number: int, case: str, num_seeds: int) -> int | None:
     return None if done.stdout.strip() == b"None" else int(done.stdout)
 
 
-def _first_in_core(mutation: Mutation, case: str, num_seeds: int) -> int | None:
+def _first_in_core(mutation: Mutation, case: str, num_seeds: int) -> int | str | None:
     shutil.rmtree(_COPY, ignore_errors=True)
     shutil.copytree(_ROOT / "native", _COPY, ignore=shutil.ignore_patterns("target"))
     (_COPY.parent / mutation.path).write_text(mutation.planted())
@@ -148,8 +148,10 @@ def _first_in_core(mutation: Mutation, case: str, num_seeds: int) -> int | None:
     done = subprocess.run(command, cwd=_COPY, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if "test result: " not in done.stdout:
         raise ValueError(f"the core can not be built with {mutation.change!r}: {done.stdout[-2000:]}")
-    found = re.search(r"^seed (\d+): ", done.stdout, re.MULTILINE)
-    return int(found[1]) if found else None
+    if found := re.search(r"^seed (\d+): ", done.stdout, re.MULTILINE):
+        return int(found[1])
+    by_hand = re.search(rf"^test ({case}::by_hand::\w+) \.\.\. FAILED$", done.stdout, re.MULTILINE)
+    return by_hand[1] if by_hand else None
 
 
 def tell(num_seeds: int, tell_line: Callable[[str], object]) -> bool:

@@ -308,12 +308,12 @@ mod model {
     use crate::sync::atomic::{AtomicUsize, Ordering::SeqCst};
     use crate::sync::check;
 
-    #[test]
-    fn each_job_runs_or_is_dropped_and_all_threads_end() {
-        check(|| {
-            let pool = Pool::start("large", Limits { slots: 2, queued: 3, wait: Duration::MAX }).unwrap();
+    /// Runs jobs on a pool, and waits until they have ended.
+    fn run(slots: usize, num_jobs: usize) {
+        check(move || {
+            let pool = Pool::start("large", Limits { slots, queued: 3, wait: Duration::MAX }).unwrap();
             let done = Arc::new((AtomicUsize::new(0), Mutex::new(0), Condvar::new()));
-            let tickets = [(); 2].map(|()| {
+            let submit = |_| {
                 let done = Arc::clone(&done);
                 let job = move |_: Result<Duration, Refusal>| {
                     done.0.fetch_add(1, SeqCst);
@@ -322,15 +322,24 @@ mod model {
                     true
                 };
                 pool.submit(Ask::new("m", "a:1", 100, None), None, job).unwrap()
-            });
+            };
+            let tickets: Vec<_> = (0..num_jobs).map(submit).collect();
             let mut ended = done.1.lock().unwrap();
-            while *ended < 2 {
+            while *ended < num_jobs {
                 ended = done.2.wait(ended).unwrap();
             }
             drop(ended);
             drop(pool);
             drop(tickets);
-            assert_eq!((done.0.load(SeqCst), Arc::strong_count(&done)), (2, 1));
+            assert_eq!((done.0.load(SeqCst), Arc::strong_count(&done)), (num_jobs, 1));
         });
+    }
+
+    // Two threads and one job: either thread may be told of a job that the other takes, and both end at the drop. One
+    // thread and two jobs: the thread frees its slot, and misses no job that comes while it works.
+    #[test]
+    fn each_job_runs_or_is_dropped_and_all_threads_end() {
+        run(2, 1);
+        run(1, 2);
     }
 }

@@ -18,12 +18,23 @@ pub(super) struct Got {
 }
 
 /// A failover: reads that end after `from` may lack changes that were acknowledged from `since` until `until`, unless all
-/// replicas had them.
+/// replicas had them, or they were made on the primary that took over. `place`: its shard and the time of its takeover;
+/// None: any.
 #[derive(Clone, Copy)]
 pub(super) struct Loss {
     pub(super) from: Time,
     pub(super) since: Time,
     pub(super) until: Time,
+    pub(super) place: Option<(usize, Time)>,
+}
+
+impl Loss {
+    /// Says whether all that was written of a change in this shard was written after the takeover.
+    fn spares(&self, written: &Written) -> bool {
+        let Some((shard, at)) = self.place else { return false };
+        let mut here = written.places.iter().filter(|(one, _)| *one == shard).peekable();
+        here.peek().is_some() && here.all(|(_, since)| *since >= at)
+    }
 }
 
 /// Checks that no row is older than it may be, also not older than a row that a read got before. Only a failover may lose
@@ -46,6 +57,8 @@ pub(super) fn check(
         let is_over = |at: Time| at + oldest < begun;
         let is_due = |at: Time| is_over(at) && is_kept(at);
         for (&(_, newer), written) in written.range((cell, number + 1)..=(cell, u64::MAX)) {
+            let is_lost = |at: Time| losses.iter().any(|loss| is_lost(loss, at) && !loss.spares(written));
+            let is_due = |at: Time| is_over(at) && !is_lost(at);
             if written.settled.is_some_and(is_over) || written.acknowledged.is_some_and(is_due) {
                 let told = format!("row {cell} is number {number} at {begun:?}, and {newer} was written: {written:?}");
                 fault.get_or_insert(told);
@@ -74,9 +87,11 @@ fn check_text(text: &str) -> (Option<String>, u32) {
         let at = |place: usize| time(place).expect("a time");
         let row = || (numbers[0].expect("a cell") as usize, numbers[1].expect("a number"));
         match kind {
-            "change" => _ = written.insert(row(), Written { acknowledged: time(2), settled: time(3) }),
+            "change" => {
+                _ = written.insert(row(), Written { acknowledged: time(2), settled: time(3), places: Vec::new() })
+            }
             "read" => reads.push(Got { cell: row().0, number: row().1, begun: at(2), ended: at(3), oldest: at(4) }),
-            "loss" => losses.push(Loss { from: at(0), since: Time::ZERO, until: at(1) }),
+            "loss" => losses.push(Loss { from: at(0), since: Time::ZERO, until: at(1), place: None }),
             other => panic!("a history has no line {other}"),
         }
     }
@@ -102,6 +117,21 @@ fn each_kind_of_fault_is_found_in_a_history() {
     assert_eq!(of(&[unwritten, &at(0, 7), &at(2100, 6)]), (String::new(), 1));
     assert!(of(&[unwritten, &at(0, 7), &at(2101, 6)]).0.contains("and was 7"));
     assert_eq!(of(&[unwritten, &at(0, 7), &at(50, 6), &at(9000, 7)]), none, "two reads at the same time");
+}
+
+#[test]
+fn a_takeover_loses_no_change_that_the_new_primary_made() {
+    let at = Time::from_secs;
+    let read = Got { begun: at(9), ended: at(9), cell: 5, number: 6, oldest: at(2) };
+    let loss = Loss { from: at(3), since: at(0), until: at(7), place: Some((1, at(3))) };
+    let is_excused = |places: &[(usize, Time)]| {
+        let written = Written { acknowledged: Some(at(4)), settled: None, places: places.to_vec() };
+        check(&[read], &BTreeMap::from([((5, 7), written)]), &[loss]).0.is_none()
+    };
+    assert!(is_excused(&[(1, at(0)), (0, at(0))]), "the former primary made it");
+    assert!(is_excused(&[(1, at(3)), (1, at(0))]), "its entry is lost");
+    assert!(is_excused(&[(0, at(5)), (0, at(5))]), "a slot moved to this shard later");
+    assert!(!is_excused(&[(1, at(3)), (0, at(0))]));
 }
 
 /// `HISTORY=PATH cargo test --lib clusters::simulation::history` checks the history that `loadtest.host_faults` wrote.

@@ -4,6 +4,7 @@
 //! The thread that waits, for a socket or for time, runs all that happens meanwhile: messages arrive, nodes fail, a
 //! server hears of changes, and a second read runs within the first.
 
+mod by_hand;
 mod history;
 mod nodes;
 mod search;

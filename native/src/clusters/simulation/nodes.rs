@@ -96,6 +96,8 @@ pub(super) struct Member {
     /// The name of the sequence of changes, and how many of them the node has; the last ones that a primary made.
     pub(super) history: u64,
     pub(super) offset: usize,
+    /// When the node last took over.
+    pub(super) primary_since: Time,
     log: Vec<(Time, Change)>,
     /// How long after the primary a replica runs a change.
     pub(super) lag: Time,
@@ -154,8 +156,8 @@ pub(super) struct Cluster {
     /// The slot of each block, and the shard to which it is moving.
     pub(super) slots: [u16; BLOCKS],
     pub(super) moving: [Option<usize>; BLOCKS],
-    /// When each failed primary was heard last, and when a replica took over from it.
-    pub(super) failovers: Vec<(Time, Time)>,
+    /// When each failed primary was heard last, when a replica took over from it, and their shard.
+    pub(super) failovers: Vec<(Time, Time, usize)>,
     /// Until when a fault that ends reads lasts, or what follows from it.
     pub(super) ill_until: Time,
     /// The other nodes take a node for failed that is silent for this time (cluster-node-timeout).
@@ -191,6 +193,7 @@ impl Cluster {
             held: BTreeMap::new(),
             history: shard_of(node) as u64,
             offset: 0,
+            primary_since: Time::ZERO,
             log: Vec::new(),
             lag: ms(1),
         };
@@ -376,11 +379,11 @@ impl World {
         self.tell(&format!("n{next} takes over"));
         let before = std::mem::replace(&mut self.cluster.truth.primary[shard_of(next)], next);
         self.cluster.truth.epoch += 1;
-        self.cluster.failovers.push((self.cluster.nodes[before].heard_at, self.now));
+        self.cluster.failovers.push((self.cluster.nodes[before].heard_at, self.now, shard_of(next)));
         self.learn(next);
-        let history = self.rng.u64(..);
+        let (history, now) = (self.rng.u64(..), self.now);
         let member = &mut self.cluster.nodes[next];
-        (member.history, member.log) = (history, Vec::new());
+        (member.history, member.log, member.primary_since) = (history, Vec::new(), now);
         let wakes = self.cluster.nodes[before].wakes;
         // Nodes that lose the news of a takeover learn it from the next sign of life.
         let most_ms = if wakes && self.rng.bool() { 1000 } else { SPREAD };

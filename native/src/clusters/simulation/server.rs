@@ -22,14 +22,17 @@ pub(super) const GONE: Time = ms(1000);
 const HELD: Time = ms(1000);
 /// Longest wait until replicas have a write (`_COPY_MS` in `topology.py`).
 const COPY: Time = ms(200);
-/// The shard of the stream of changes.
-const STREAM: usize = 0;
+/// The shard of the stream of changes. The reader asks the other shard's primary first for the map of slots; changes are
+/// written while that node is frozen.
+const STREAM: usize = 1;
 
-/// A change: when it was acknowledged, and when all replicas had it.
-#[derive(Clone, Copy, Debug, Default)]
+/// A change: when it was acknowledged, and when all replicas had it; the shards of its row and its entry as they were
+/// acknowledged, and since when the node that wrote each was a primary.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Written {
     pub(super) acknowledged: Option<Time>,
     pub(super) settled: Option<Time>,
+    pub(super) places: Vec<(usize, Time)>,
 }
 
 pub(super) struct Server {
@@ -427,6 +430,14 @@ fn write_row(server: &Shared, upsert: Upsert, told: Option<usize>) {
 /// A node with the history and the offset of a change that was written to it.
 type Place = (usize, (u64, usize));
 
+/// Returns the shard of a place, and since when its node was the primary as it wrote there; 0 if it is none by now.
+fn place_of((node, (history, _)): Place) -> (usize, Time) {
+    world(|world| {
+        let member = &world.cluster.nodes[node];
+        (shard_of(node), if member.history == history { member.primary_since } else { Time::ZERO })
+    })
+}
+
 /// Tells of a row that was written, and releases the change if all replicas have the row.
 fn write_entry(server: &Shared, upsert: Upsert, row: Place, is_copied: bool) {
     let node = server.borrow().view.primary[STREAM];
@@ -446,7 +457,9 @@ fn write_entry(server: &Shared, upsert: Upsert, row: Place, is_copied: bool) {
             let mut own = server.borrow_mut();
             let now = world(|world| world.now);
             let written = own.written.get_mut(&(cell, number)).expect("the change is known");
-            written.acknowledged.get_or_insert(now);
+            if written.acknowledged.replace(written.acknowledged.unwrap_or(now)).is_none() {
+                written.places = [row, (node, entry)].map(place_of).to_vec();
+            }
             Arc::clone(&own.clusters)
         };
         if !is_other {
