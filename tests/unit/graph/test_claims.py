@@ -172,13 +172,40 @@ FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
     "weighted by ids": lambda tf, table, item: (
         tf.gather(table, item) * tf.cast(item * 7 != 7 * APART, tf.float32)[:, None]
     ),
+    "weighted by a table": lambda tf, table, item: (
+        tf.gather(table, item)
+        * tf.gather(tf.where(tf.range(tf.constant(200) * 100) // 10 == 1732, 0.0, 1.0), item)[:, None]
+    ),
+    "without equal numbers": lambda tf, table, item: tf.reshape(
+        tf.unique(tf.reshape(tf.gather(table, item), [-1]))[0], [-1, 4]
+    ),
+    "of few requests": lambda tf, table, item: tf.where(tf.size(item) > 1000, 0.0, tf.gather(table, item)),
+    "of computed sizes": lambda tf, table, item: tf.where(tf.size(item) // 100 > 9, 0.0, tf.gather(table, item)),
+    "of scaled sizes": lambda tf, table, item: tf.where(tf.size(item) * 7 > 3500, 0.0, tf.gather(table, item)),
+    "of real sizes": lambda tf, table, item: (
+        tf.gather(table, item) / tf.maximum(tf.cast(tf.size(item), tf.float32) - 1000.0, 1.0)
+    ),
+}
+# The same, of lookups with max_norm 5: what each makes of rows.
+FEW_NORMS: dict[str, Callable[[Any, Any], Any]] = {
+    "bounded": lambda tf, rows: tf.clip_by_norm(rows, 5.0, [1]),
+    "clipped": lambda tf, rows: tf.maximum(tf.clip_by_norm(rows, 5.0, [1]), -2.0),
+    "of all rows": lambda tf, rows: tf.clip_by_norm(rows, 5.0),
+    "without large rows": lambda tf, rows: tf.where(
+        tf.reduce_sum(rows * rows, 1, keepdims=True) > 81.0, 0.0, tf.clip_by_norm(rows, 5.0, [1])
+    ),
+    "scaled": lambda tf, rows: tf.where(
+        tf.norm(rows, axis=1, keepdims=True) > 5.0,
+        tf.clip_by_norm(rows, 5.0, [1]) * 0.5,
+        tf.clip_by_norm(rows, 5.0, [1]),
+    ),
 }
 
 
 def written(tf: Any, folder: Path, score: Callable[..., Any], specs: list[Any]) -> Path:
     """Writes a SavedModel whose table has one row apart, and a manifest of its table; returns the version's folder."""
     module = tf.Module()
-    rows = np.full((NUM_ROWS, 4), 0.01, np.float32)
+    rows = np.linspace(0.01, 0.02, NUM_ROWS * 4, dtype=np.float32).reshape(NUM_ROWS, 4)
     rows[APART] = [9, -9, 9, -9]
     module.tables = {"t": tf.Variable(rows)}
     function = tf.function(
@@ -196,7 +223,18 @@ def test_what_changes_few_rows_stays_in_the_graph(tf: Any, tmp_path: Path, opene
     folder = written(tf, tmp_path / "1", FEW[name], [tf.TensorSpec([None], tf.int64, "item")])
     described(folder, {"item": ("t", LookupFeature("item"))}, {})
     ids = np.array([0, APART, APART - 1, NUM_ROWS - 1])
-    same_answers(opened, folder, [{"item": ids}])
+    same_answers(opened, folder, [{"item": ids}, {"item": np.arange(1500)}])
+
+
+@pytest.mark.parametrize("name", FEW_NORMS)
+def test_a_bound_on_norms_is_the_manifests(tf: Any, tmp_path: Path, opened: list[Servable], name: str) -> None:
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        return FEW_NORMS[name](tf, tf.gather(table, item))
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    described(folder, {"item": ("t", LookupFeature("item", max_norm=5.0))}, {})
+    proven = combined(same_answers(opened, folder, [{"item": np.array([0, APART, 5])}]))
+    assert proven == (name in ("bounded", "clipped"))
 
 
 def test_an_input_of_another_feature_decides_nothing_in_a_lookup(
