@@ -16,7 +16,18 @@ import numpy as np
 from service.artifact.manifest import LookupFeature
 from service.types import Array, SignatureSpec, Tensors, TensorSpec
 
-_ROW_LENGTHS = ((0,), (1,), (3, 0, 1, 2), (0, 0, 5, 1, 9, 0), (40, 2, 0, 17, 1), (0, 0), (8, 16, 24, 9))
+# Row lengths up to this are in the probes of each feature.
+SHORT = 9
+_ROW_LENGTHS = (
+    tuple(range(SHORT + 4)),
+    (0,),
+    (1,),
+    (3, 0, 1, 2),
+    (0, 0, 5, 1, 9, 0),
+    (40, 2, 0, 17, 1),
+    (0, 0),
+    (8, 16, 24, 9),
+)
 _MOST_IDS = 400
 # Largest number with which a graph may compare row lengths, so that rows of this length are tried on both sides of it.
 MOST_LENGTH = 4096
@@ -46,16 +57,22 @@ def requests(
     """
     random = np.random.default_rng(17)
     ids = _ids(feature, vocabulary_size, constants, random) if keys is None else _keys(keys, constants, random)
+    sizes = [size for size in constants.sizes if SHORT < size <= MOST_LENGTH]
+    near = sorted({size + d for size in sizes for d in (-1, 0, 1)})
     if feature.row_splits is None:
         yield _filled(spec, {feature.ids: ids}, ids.size, random)
         yield _filled(spec, {feature.ids: ids[:1]}, 1, random)
         yield _filled(spec, {feature.ids: ids[:0]}, 0, random)
+        for size in near:
+            yield _filled(spec, {feature.ids: random.choice(ids, size)}, size, random)
         return
     batches = [list(lengths) for lengths in _ROW_LENGTHS]
     # Further probe requests have each of the chosen ids in a row of its own, then three ids in each row, then all ids
     # in one row.
     batches += [[1] * ids.size, [3] * (ids.size // 3), [0, ids.size]]
-    batches += [[size - 1, 0, size, size + 1] for size in constants.sizes if 0 < size <= MOST_LENGTH]
+    batches += [[size + d for d in range(-3, 4)] for size in sizes]
+    # A single row of a size has as many ids in all; so have as many rows of one id.
+    batches += [batch for size in near for batch in ([size], [1] * size)]
     for lengths in batches:
         chosen = ids if sum(lengths) == ids.size else random.choice(ids, sum(lengths))
         own = {feature.ids: chosen, feature.row_splits: np.cumsum([0, *lengths])}

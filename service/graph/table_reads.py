@@ -9,8 +9,10 @@ import numpy as np
 
 from service.artifact import tensor_proto
 from service.artifact.signature_def import tensor_names
+from service.errors import ArtifactError
 from service.graph.flat_graph import FlatGraph, called_functions, constant_of, flatten, node_of
 from service.graph.library import op_definition
+from service.types import INIT_SIGNATURE
 
 _PURE_READS = frozenset(
     {
@@ -19,11 +21,23 @@ _PURE_READS = frozenset(
     }
 )
 _WRITES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "LookupTableInsert")
+# Ops that TensorFlow calls stateful, or that take references, and that leave every state as it is.
+_KEEPS_STATE = _PURE_READS | {
+    *("Variable", "HashTable", "MutableHashTableV2", "MutableDenseHashTableV2", "ResourceGatherNd", "VariableShape"),
+    *("VarIsInitializedOp", "LookupTableFind", "LookupTableSize", "LookupTableExportV2", "Assert"),
+}
+# Ops whose effects are those of the functions that they call.
+_CALLS = frozenset({f"{kind}{op}" for op in ("If", "While", "Case") for kind in ("", "Stateless")}) | {
+    *("PartitionedCall", "StatefulPartitionedCall"),
+}
+# Beginnings of the names of ops on a state that ends with its run.
+_OF_A_RUN = ("TensorArray", "Stack")
 # Maximum number of tensors that bottlenecks() returns, tensors on every path from a gather op's rows to the outputs: a
 # combined lookup has about a dozen nodes, and later nodes are dense layers.
 _MOST_BOTTLENECKS = 24
 # DataType numbers of the ids that the core can look up; a GatherV2 also takes int16.
 _ID_DTYPES = frozenset({tensor_proto.NUMBER_OF_DTYPE[np.dtype(name)] for name in ("int32", "int64")})
+_RESOURCE = tensor_proto.dtype_number("resource")
 # Error text by which a check of tf.RaggedTensor.from_row_splits is recognised; such checks need not run, because
 # the core has checked the row splits before.
 _ROW_SPLITS_CHECK = b"do not form a valid RaggedTensor"
@@ -81,28 +95,69 @@ def written_variables(meta_graph: Any) -> frozenset[str]:
       ArtifactError: as flatten().
     """
     found: set[str] = set()
-    for signature in meta_graph.signature_def.values():
-        outputs = [*tensor_names(signature.outputs.values())]
-        flat = flatten(meta_graph.graph_def, outputs)
-        bodies = {function.signature.name: function for function in flat.library.function}
-        for name, node in flat.nodes.items():
-            given = flat.data_inputs(name)
-            if node.op.startswith(_WRITES):
-                found.add(node_of(given[0]))
-            elif _writes_within(node, bodies, set()):
-                found.update(map(node_of, given))
+    for name in _signatures(meta_graph):
+        flat = _flat(meta_graph, name)
+        for writer in _writers(flat):
+            for given in flat.data_inputs(writer):
+                while flat.nodes[node_of(given)].op == "Identity":
+                    given = flat.data_inputs(node_of(given))[0]
+                if _is_handle(flat.nodes[node_of(given)]):
+                    found.add(node_of(given))
     return frozenset(found)
 
 
-def _writes_within(node: Any, bodies: Mapping[str, Any], seen: set[str]) -> bool:
-    """Says whether a function that a node calls, as control flow does, writes something."""
-    for called in called_functions(node):
-        if called in bodies and called not in seen:
-            seen.add(called)
-            nodes = bodies[called].node_def
-            if any(inner.op.startswith(_WRITES) or _writes_within(inner, bodies, seen) for inner in nodes):
-                return True
-    return False
+def writing_signatures(meta_graph: Any) -> frozenset[str]:
+    """Returns the signatures of a MetaGraphDef whose runs may change what a later run answers.
+
+    They write variables or tables, draw random numbers, or have ops of which nothing is known.
+    """
+    found = set()
+    for name in _signatures(meta_graph):
+        try:
+            if any(_writers(_flat(meta_graph, name))):
+                found.add(name)
+        except (ArtifactError, KeyError):
+            found.add(name)
+    return frozenset(found)
+
+
+def _signatures(meta_graph: Any) -> list[str]:
+    # What the init node writes, it writes in each session before the first request.
+    return [name for name in meta_graph.signature_def if name != INIT_SIGNATURE]
+
+
+def _flat(meta_graph: Any, signature: str) -> FlatGraph:
+    outputs = meta_graph.signature_def[signature].outputs.values()
+    return flatten(meta_graph.graph_def, [*tensor_names(outputs)])
+
+
+def _writers(flat: FlatGraph) -> Iterator[str]:
+    bodies = {function.signature.name: function for function in flat.library.function}
+    seen: set[str] = set()
+    return (name for name, node in flat.nodes.items() if _may_write(node, bodies, seen))
+
+
+def _may_write(node: Any, bodies: Mapping[str, Any], harmless: set[str]) -> bool:
+    """Says whether a node may change a state that a later run sees.
+
+    Args:
+      harmless: functions that are known to change none, to which others are added.
+    """
+    called = {name for name in called_functions(node) if name in bodies}
+    for name in called - harmless:
+        harmless.add(name)
+        if any(_may_write(inner, bodies, harmless) for inner in bodies[name].node_def):
+            harmless.discard(name)
+            return True
+    if node.op in _KEEPS_STATE or node.op in _CALLS or node.op in bodies or node.op.startswith(_OF_A_RUN):
+        return False
+    op = op_definition(node.op)
+    return op is None or op.is_stateful or any(given.is_ref for given in op.input_arg)
+
+
+def _is_handle(node: Any) -> bool:
+    op = op_definition(node.op)
+    return op is None or any(made.is_ref or made.type == _RESOURCE for made in op.output_arg)
 
 
 def check_kept(needed: set[str], kept: frozenset[str], written: frozenset[str]) -> None:

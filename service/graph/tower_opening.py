@@ -112,7 +112,7 @@ def _claimed(claim: Claim, spec: SignatureSpec, sparse: Mapping[str, SparseNames
     for names in sparse.values():
         if node_of(names.values) == keys:
             inputs |= {node_of(names.indices), node_of(names.dense_shape)}
-    return Claimed(keys, inputs, claim.is_described, feature.max_norm is not None)
+    return Claimed(keys, inputs, claim.is_described, feature.max_norm)
 
 
 def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool) -> Constants | None:

@@ -17,7 +17,7 @@ from service.artifact.completeness import check_tree
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.manifest import NOTICE, Manifest
 from service.artifact.row_labels import RowLabels, open_labels
-from service.artifact.signature_def import SERVE_TAGS, check_saved_model_config, read_signatures
+from service.artifact.signature_def import SERVE_TAGS, check_saved_model_config, read_meta_graph, read_signatures
 from service.configuration.config_files import read_proto_text
 from service.configuration.settings import Settings, StartError
 from service.deltas.overlay import Overlay, PrivateMaps
@@ -259,8 +259,12 @@ class ServableLoader:
         # With --graph_signatures=lazy, a client's first request opens a graph, so the warm-up skips its signatures.
         is_lazy = {name for name, backend in servable.backends.items() if isinstance(backend, LazyBackend)}
         cold = frozenset(servable.signatures.keys() - servable.backends.keys() | servable.not_run.keys() | is_lazy)
-        if lookups is not None:
-            warm_up(servable, sorted(servable.backends.keys() - lookups.lookup_names - cold))
+        if lookups is not None and (names := servable.backends.keys() - lookups.lookup_names - cold):
+            # This module is imported here and not at the top, because a version that has only lookups does not need it.
+            from service.graph.table_reads import writing_signatures
+
+            # What a signature writes must be as it was saved when the first client asks, as in TensorFlow Serving.
+            warm_up(servable, sorted(names - writing_signatures(read_meta_graph(path / "saved_model.pb", self.tags))))
         if self.warmup_iterations:
             self._replay_requests(servable, path, cold)
         if servable.native is not None:

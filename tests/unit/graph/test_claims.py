@@ -19,10 +19,12 @@ from service.artifact.manifest import (
     SignatureEntry,
     VocabularyEntry,
 )
+from service.artifact.signature_def import read_meta_graph
 from service.core.native_servable import compile_native
 from service.errors import InvalidRequest
 from service.graph.library import find_core
 from service.graph.savedmodel import SavedModelBackend
+from service.graph.table_reads import writing_signatures, written_variables
 from service.graph.tower import FeatureRows, TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array
@@ -170,13 +172,40 @@ FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
     "weighted by ids": lambda tf, table, item: (
         tf.gather(table, item) * tf.cast(item * 7 != 7 * APART, tf.float32)[:, None]
     ),
+    "weighted by a table": lambda tf, table, item: (
+        tf.gather(table, item)
+        * tf.gather(tf.where(tf.range(tf.constant(200) * 100) // 10 == 1732, 0.0, 1.0), item)[:, None]
+    ),
+    "without equal numbers": lambda tf, table, item: tf.reshape(
+        tf.unique(tf.reshape(tf.gather(table, item), [-1]))[0], [-1, 4]
+    ),
+    "of few requests": lambda tf, table, item: tf.where(tf.size(item) > 1000, 0.0, tf.gather(table, item)),
+    "of computed sizes": lambda tf, table, item: tf.where(tf.size(item) // 100 > 9, 0.0, tf.gather(table, item)),
+    "of scaled sizes": lambda tf, table, item: tf.where(tf.size(item) * 7 > 3500, 0.0, tf.gather(table, item)),
+    "of real sizes": lambda tf, table, item: (
+        tf.gather(table, item) / tf.maximum(tf.cast(tf.size(item), tf.float32) - 1000.0, 1.0)
+    ),
+}
+# The same, of lookups with max_norm 5: what each makes of rows.
+FEW_NORMS: dict[str, Callable[[Any, Any], Any]] = {
+    "bounded": lambda tf, rows: tf.clip_by_norm(rows, 5.0, [1]),
+    "clipped": lambda tf, rows: tf.maximum(tf.clip_by_norm(rows, 5.0, [1]), -2.0),
+    "of all rows": lambda tf, rows: tf.clip_by_norm(rows, 5.0),
+    "without large rows": lambda tf, rows: tf.where(
+        tf.reduce_sum(rows * rows, 1, keepdims=True) > 81.0, 0.0, tf.clip_by_norm(rows, 5.0, [1])
+    ),
+    "scaled": lambda tf, rows: tf.where(
+        tf.norm(rows, axis=1, keepdims=True) > 5.0,
+        tf.clip_by_norm(rows, 5.0, [1]) * 0.5,
+        tf.clip_by_norm(rows, 5.0, [1]),
+    ),
 }
 
 
 def written(tf: Any, folder: Path, score: Callable[..., Any], specs: list[Any]) -> Path:
     """Writes a SavedModel whose table has one row apart, and a manifest of its table; returns the version's folder."""
     module = tf.Module()
-    rows = np.full((NUM_ROWS, 4), 0.01, np.float32)
+    rows = np.linspace(0.01, 0.02, NUM_ROWS * 4, dtype=np.float32).reshape(NUM_ROWS, 4)
     rows[APART] = [9, -9, 9, -9]
     module.tables = {"t": tf.Variable(rows)}
     function = tf.function(
@@ -194,7 +223,18 @@ def test_what_changes_few_rows_stays_in_the_graph(tf: Any, tmp_path: Path, opene
     folder = written(tf, tmp_path / "1", FEW[name], [tf.TensorSpec([None], tf.int64, "item")])
     described(folder, {"item": ("t", LookupFeature("item"))}, {})
     ids = np.array([0, APART, APART - 1, NUM_ROWS - 1])
-    same_answers(opened, folder, [{"item": ids}])
+    same_answers(opened, folder, [{"item": ids}, {"item": np.arange(1500)}])
+
+
+@pytest.mark.parametrize("name", FEW_NORMS)
+def test_a_bound_on_norms_is_the_manifests(tf: Any, tmp_path: Path, opened: list[Servable], name: str) -> None:
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        return FEW_NORMS[name](tf, tf.gather(table, item))
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    described(folder, {"item": ("t", LookupFeature("item", max_norm=5.0))}, {})
+    proven = combined(same_answers(opened, folder, [{"item": np.array([0, APART, 5])}]))
+    assert proven == (name in ("bounded", "clipped"))
 
 
 def test_an_input_of_another_feature_decides_nothing_in_a_lookup(
@@ -277,7 +317,50 @@ def test_a_table_that_another_signature_writes_keeps_its_graph_whole(
     core = opened[0].native
     assert core is not None
     request = {"item": np.array([0, 1])}
-    before = core.run(SIGNATURE, request)["score"]
+    # The load has run nothing that writes.
+    assert not core.run(SIGNATURE, request)["score"].any()
     core.run("learn", {"item": np.array([1])})
-    learned = core.run(SIGNATURE, request)["score"] - before
-    assert learned.tolist() == [[0, 0, 0], np.arange(12.0).reshape(4, 3).sum(0).tolist()]
+    assert core.run(SIGNATURE, request)["score"].tolist() == [[0, 0, 0], np.arange(12.0).reshape(4, 3).sum(0).tolist()]
+
+
+def test_signatures_that_may_change_later_answers_are_known(tf: Any, tmp_path: Path) -> None:
+    module = tf.Module()
+    module.rows = tf.Variable(tf.zeros([3, 4]))
+    module.generator = tf.random.Generator.from_seed(1)
+    module.found = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+    words = tf.lookup.KeyValueTensorInitializer(tf.constant([1, 2], tf.int64), tf.constant([0, 1], tf.int64))
+    module.words = tf.lookup.StaticHashTable(words, 0)
+    reads: dict[str, Callable[[Any], Any]] = {
+        "gathered": lambda x: tf.gather(module.rows, x),
+        "found": lambda x: module.found.lookup(x),
+        "words": lambda x: module.words.lookup(x),
+        "checked": lambda x: (tf.debugging.assert_less(x, tf.constant(3, tf.int64)), tf.gather(module.rows, x))[1],
+        "chosen": lambda x: tf.cond(tf.size(x) > 2, lambda: tf.gather(module.rows, x), lambda: tf.zeros([1, 4])),
+        "repeated": lambda x: tf.while_loop(lambda y: tf.size(y) < 9, lambda y: [tf.concat([y, x], 0)], [x])[0],
+        "noise": lambda x: tf.random.stateless_uniform(tf.shape(x), [1, 2]),
+    }
+    writes: dict[str, Callable[[Any], Any]] = {
+        "added": lambda x: module.rows.scatter_add(tf.IndexedSlices(tf.ones([tf.shape(x)[0], 4]), x)),
+        "assigned": lambda x: module.rows.assign(tf.ones([3, 4])),
+        "inserted": lambda x: (module.found.insert(x, x), x)[1],
+        "in a branch": lambda x: tf.cond(
+            tf.size(x) > 2, lambda: module.rows.assign_add(tf.ones([3, 4])), lambda: tf.zeros([3, 4])
+        ),
+        "drawn": lambda x: module.generator.uniform(tf.shape(x)),
+        "seeded": lambda x: tf.random.uniform(tf.shape(x), seed=3),
+    }
+    specs = [tf.TensorSpec([None], tf.int64, "x")]
+
+    def outputs(compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda x: {"y": tf.identity(compute(x))}
+
+    module.functions = [
+        tf.function(outputs(compute), input_signature=specs, autograph=False)
+        for compute in (*reads.values(), *writes.values())
+    ]
+    names = [name.replace(" ", "_") for name in (*reads, *writes)]
+    tf.saved_model.save(module, str(tmp_path), signatures=dict(zip(names, module.functions, strict=True)))
+    meta_graph = read_meta_graph(tmp_path / "saved_model.pb")
+    assert writing_signatures(meta_graph) == {*names[len(reads) :]}
+    kinds = {node.op for node in meta_graph.graph_def.node if node.name in written_variables(meta_graph)}
+    assert len(written_variables(meta_graph)) == 3 and kinds == {"VarHandleOp", "MutableHashTableV2"}
