@@ -320,6 +320,7 @@ class App:
                 traffic=access.server_wide(traffic) if access else traffic,
                 folders=lambda model: sorted(self._models.folders(model)),
                 base_path=lambda model: self._models.base_path(model),
+                pinned=self._lists.pinned,
                 has_tls=self._tls.http is not None,
             ),
             spans=self._tracing.http_spans if self._tracing else None,
