@@ -92,7 +92,7 @@ function Since({ model, version }: { model: Model; version: Version }): JSX.Elem
 
 /** How to serve an older version again, or that one is served. */
 function RollBack({ model }: { model: Model }): JSX.Element | null {
-  const where = "the page Admin of the port of --admin_port";
+  const where = "the page Admin of --admin_port";
   if (model.pinned !== null)
     return (
       <p class="problem">
@@ -541,7 +541,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
             {data.last_errors.length ? (
               <>
                 <p class="faint">
-                  The last {data.last_errors.length} failed requests that the server keeps; those that differ only in numbers or quoted values are one line, the newest first.
+                  The last {data.last_errors.length} failed requests that the server keeps; those that differ only in numbers or quoted values are one line.
                   <span class="pointer"> Point at a time to see it exactly.</span> Requests that were refused for lack of room are under Limits, not here.{" "}
                   {String(data.settings["log_level"]?.value).match(/warning|error/)
                     ? `The log has no lines on clients' mistakes, because of --log_level=${String(data.settings["log_level"]?.value)}.`
