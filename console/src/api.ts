@@ -31,6 +31,8 @@ export interface Model {
   history: Change[];
   /** Numbers of the model's version folders, served or not. */
   folders: number[];
+  /** The version that the model is rolled back to. */
+  pinned: number | null;
   /** The folder or URI of the versions; "" for a caller without the right "admin". */
   base_path: string;
 }

@@ -47,6 +47,12 @@ export function time(seconds: number): string {
   return new Date(seconds * 1000).toLocaleString("sv-SE");
 }
 
+/** Writes a time as time() does, without the date of today. */
+export function clock(seconds: number): string {
+  const [date, told] = time(seconds).split(" ");
+  return time(nowS()).startsWith(date ?? "") ? (told ?? "") : `${date} ${told}`;
+}
+
 const UNITS: [string, number][] = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 
 /** Writes how long ago a time was, in its largest unit. */
@@ -59,7 +65,7 @@ export function ago(atS: number): string {
 /** How long ago a time was; the pointer shows the time itself. */
 export function Ago({ atS }: { atS: number }): JSX.Element {
   return (
-    <time dateTime={new Date(atS * 1000).toISOString()} title={time(atS)}>
+    <time dateTime={new Date(atS * 1000).toISOString()} title={time(atS)} data-at={clock(atS)}>
       {ago(atS)}
     </time>
   );

@@ -9,6 +9,8 @@ export interface TableStatus {
   /** Ids in lookups, and those of them that have no row. */
   ids?: number;
   missing_ids?: number;
+  /** Keys in lookups that are in no vocabulary. */
+  oov_keys?: number;
   /** Rows that lookups and predictions read, estimated; null if the server does not sample them. */
   reads: number | null;
 }

@@ -126,6 +126,7 @@ def add_console_routes(app: FastAPI, parts: HttpParts) -> None:
                     ],
                     "history": sources.history(name),
                     "folders": list(sources.folders(name)),
+                    "pinned": sources.pinned(name),
                     # Other callers learn no paths of this machine.
                     "base_path": sources.base_path(name) if rights is None or "admin" in rights(name) else "",
                 }

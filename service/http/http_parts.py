@@ -21,6 +21,7 @@ class ConsoleSources:
     the admin listener's. csrf: token of requests from the admin listener's pages if callers need no credentials.
     traffic: returns the rates of all models' requests since the server's start. folders: returns the numbers of a
     model's version folders, served or not. base_path: returns the folder or URI of a model's versions.
+    pinned: returns the version that a model is rolled back to, or None.
     """
 
     version: Callable[[], str]
@@ -29,6 +30,7 @@ class ConsoleSources:
     traffic: Callable[[], Mapping[str, Any]]
     folders: Callable[[str], Sequence[int]]
     base_path: Callable[[str], str]
+    pinned: Callable[[str], int | None]
     has_tls: bool = False
     is_admin: bool = False
     csrf: str = ""

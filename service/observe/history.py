@@ -6,15 +6,15 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from service.control import request_context
 from service.control.request_context import Subject
 from service.errors import ServiceError
 from service.observe.metric_text import REQUEST, quantile_s
-from service.observe.request_metrics import Requests
+from service.observe.request_metrics import RequestCounter, Requests
 from service.types import VersionStatus
 from service.versions.threads import repeat
 
@@ -129,101 +129,195 @@ def _own_id() -> str:
 
 # Seconds between two points at first.
 _STEP_S = 5.0
-# Most points. When there are more, every second one is dropped, and from then on points are twice as far apart.
+# Most points. When there are more, each two intervals become one, and from then on points are twice as far apart.
 MAX_POINTS = 240
 # Most models of a point; the requests for all further ones, the least busy, are one line.
 MAX_MODELS = 30
 OTHERS = "all other models"
+# The times before now, in seconds, whose requests the console tells apart by their kinds.
+SPANS_S = (60, 300)
 
 
 class _Counts(NamedTuple):
-    """Counts of one model's requests since the server's start. buckets: successes by duration, as Times.counts."""
+    """Counts of requests. buckets: successes by duration, as Times.counts."""
 
-    successes: int
-    failures: int
-    buckets: tuple[int, ...]
+    failures: int = 0
+    buckets: tuple[int, ...] = (0,) * (len(REQUEST.limits_s) + 1)
+
+    @property
+    def successes(self) -> int:
+        return sum(self.buckets)
+
+    def plus(self, more: _Counts, sign: int = 1) -> _Counts:
+        buckets = tuple(a + sign * b for a, b in zip(self.buckets, more.buckets, strict=True))
+        return _Counts(self.failures + sign * more.failures, buckets)
+
+    def quantile_ms(self, share: float) -> float | None:
+        found_s = quantile_s(self.buckets, REQUEST.limits_s, share)
+        return None if found_s is None else round(found_s * 1e3, 4)
 
 
-_NONE = _Counts(0, 0, (0,) * (len(REQUEST.limits_s) + 1))
-_Point = tuple[float, Mapping[str, _Counts]]
+_Key = TypeVar("_Key")
+_NONE = _Counts()
+# Counts by model and kind of signature; the kind of failures is "".
+_Table = Mapping[tuple[str, str], _Counts]
+
+
+class _Interval(NamedTuple):
+    """The requests between two points in time, of a monotonic clock in seconds."""
+
+    begin_s: float
+    end_s: float
+    table: _Table
 
 
 class TrafficHistory:
     """The counts of requests at points in time, from the server's start on. Concurrency: any thread.
 
     Args:
-      requests: returns the counts of requests so far. wall_clock: seconds since 1970.
+      requests: has the counts of requests so far. wall_clock: seconds since 1970; clock: monotonic seconds.
     """
 
-    def __init__(self, requests: Callable[[], Requests], wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        requests: RequestCounter,
+        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._requests = requests
-        self._wall_clock = wall_clock
+        self._wall_clock, self._clock = wall_clock, clock
         self._lock = threading.Lock()
-        self._points: list[_Point] = [(wall_clock(), {})]
-        self._step_s = _STEP_S
+        self._start_s = self._end_s = clock()
+        self._last: _Table = {}
+        self._others: frozenset[str] = frozenset()
+        # All intervals since the start, and how many steps an interval has; the newest may have fewer so far.
+        self._intervals: list[_Interval] = []
+        self._steps, self._steps_done = 1, 1
+        # The intervals of one step of the longest span.
+        self._recent: deque[_Interval] = deque()
 
     def watch(self, stop: threading.Event) -> None:
-        repeat(self.add_point, stop, lambda: self._step_s, "traffic")
+        repeat(self.add_point, stop, _STEP_S, "traffic")
 
     def add_point(self) -> None:
-        point = self._now()
         with self._lock:
-            self._points.append(point)
-            if len(self._points) > MAX_POINTS:
-                # The first point is the server's start, and the last one is the newest.
-                self._points = self._points[::2]
-                self._step_s *= 2
+            newest, self._last = self._until_now()
+            self._end_s = newest.end_s
+            self._recent.append(newest)
+            while self._recent[0].end_s <= newest.end_s - SPANS_S[-1]:
+                self._recent.popleft()
+            if self._steps_done < self._steps:
+                self._intervals[-1] = _joined([self._intervals[-1], newest])
+                self._steps_done += 1
+                return
+            self._intervals.append(newest)
+            self._steps_done = 1
+            if len(self._intervals) > MAX_POINTS:
+                self._intervals = [_joined(self._intervals[at : at + 2]) for at in range(0, len(self._intervals), 2)]
+                self._steps *= 2
 
     def read(self) -> dict[str, Any]:
         """Returns for each model, and each interval between two points, the rates and the latencies of requests.
 
         {"at_s": the ends of the intervals, "start_s", "models": {name: {"successes_per_s", "failures_per_s", "p50_ms",
-        "p99_ms"}}}, each a list with a number for each interval; a latency is null if no request succeeded. The name ""
-        is that of requests for no known model.
+        "p99_ms"}}, "spans": [{"seconds", "rows": [{"model", "kind", "successes", "failures", "p50_ms", "p99_ms"}]}]}.
+        In "models" each is a list with a number for each interval; a latency is null if no request succeeded. "spans"
+        has the times before now of SPANS_S, and the last one is all the time since the start. The name "" is that of
+        requests for no known model, and the kind "" that of failures.
         """
-        now = self._now()
         with self._lock:
-            points = [*self._points, now]
-        names = sorted({name for _, models in points for name in models})
+            newest, last = self._until_now()
+            intervals, recent = [*self._intervals, newest], [*self._recent, newest]
+            since_start = _Interval(self._start_s, newest.end_s, self._limited(last))
+        now_s = newest.end_s
+        # Points have the monotonic clock's times, so that a step of the wall clock makes no interval longer or shorter.
+        ahead_s = self._wall_clock() - now_s
+        by_model = [_by_model(interval.table) for interval in intervals]
+        spans = [_joined([one for one in recent if one.end_s > now_s - span_s]) for span_s in SPANS_S]
         return {
-            "start_s": points[0][0],
-            "at_s": [at_s for at_s, _ in points[1:]],
-            "models": {name: _rates(points, name) for name in names},
+            "start_s": round(self._start_s + ahead_s, 3),
+            "at_s": [round(interval.end_s + ahead_s, 3) for interval in intervals],
+            "models": {
+                name: _rates(intervals, [models.get(name, _NONE) for models in by_model])
+                for name in sorted({name for models in by_model for name in models})
+            },
+            "spans": [
+                {"seconds": round(_seconds(span), 3), "rows": [_row(*one) for one in sorted(span.table.items())]}
+                for span in [*spans, since_start]
+            ],
         }
 
-    def _now(self) -> _Point:
-        counts: dict[str, _Counts] = {}
-        requests = self._requests()
-        for subject, cell in requests.successes.items():
-            old = counts.get(subject.model, _NONE)
-            buckets = tuple(a + b for a, b in zip(old.buckets, cell.times.counts, strict=True))
-            counts[subject.model] = _Counts(old.successes + cell.count, old.failures, buckets)
-        for (subject, _), count in requests.failures.items():
-            old = counts.get(subject.model, _NONE)
-            counts[subject.model] = old._replace(failures=old.failures + count)
-        busiest = sorted(counts, key=lambda name: -counts[name].successes - counts[name].failures)
-        for name in busiest[MAX_MODELS:]:
-            one, old = counts.pop(name), counts.get(OTHERS, _NONE)
-            buckets = tuple(a + b for a, b in zip(old.buckets, one.buckets, strict=True))
-            counts[OTHERS] = _Counts(old.successes + one.successes, old.failures + one.failures, buckets)
-        return self._wall_clock(), counts
+    def _until_now(self) -> tuple[_Interval, _Table]:
+        """Returns the requests since the last point, and the counts of all requests since the start."""
+        # The counts of the versions that are served now would fall when one of them is unloaded.
+        now, more = _table(self._requests.read()[1]), {}
+        for key, counts in now.items():
+            old = self._last.get(key, _NONE)
+            # The counts of a model that is removed from the list are dropped, and begin again if it comes back.
+            is_lower = counts.failures < old.failures or counts.successes < old.successes
+            if counts != old:
+                more[key] = counts if is_lower else counts.plus(old, -1)
+        models = _by_model(now)
+        busiest = sorted(models, key=lambda name: -models[name].successes - models[name].failures)
+        self._others = frozenset(busiest[MAX_MODELS:])
+        return _Interval(self._end_s, self._clock(), self._limited(more)), now
+
+    def _limited(self, table: _Table) -> _Table:
+        """Returns the same counts, in which all models but the MAX_MODELS busiest are one."""
+        return _sums(
+            ((OTHERS if model in self._others else model, kind), counts) for (model, kind), counts in table.items()
+        )
 
 
-def _rates(points: list[_Point], name: str) -> dict[str, list[float | None]]:
-    rates: dict[str, list[float | None]] = {"successes_per_s": [], "failures_per_s": [], "p50_ms": [], "p99_ms": []}
-    for (begin_s, before), (end_s, after) in zip(points, points[1:], strict=False):
-        old, new = before.get(name, _NONE), after.get(name, _NONE)
-        if new.successes < old.successes or new.failures < old.failures:
-            # The counts of a version go when it is unloaded.
-            old = _NONE
-        seconds = max(end_s - begin_s, 1e-3)
-        rates["successes_per_s"].append(round((new.successes - old.successes) / seconds, 4))
-        rates["failures_per_s"].append(round((new.failures - old.failures) / seconds, 4))
-        buckets = [b - a for a, b in zip(old.buckets, new.buckets, strict=True)]
-        for share in (50, 99):
-            found_s = quantile_s(buckets, REQUEST.limits_s, share / 100)
-            rates[f"p{share}_ms"].append(None if found_s is None else round(found_s * 1e3, 4))
-    return rates
+def _table(requests: Requests) -> _Table:
+    found = [
+        ((subject.model, subject.signature), _Counts(0, tuple(cell.times.counts)))
+        for subject, cell in requests.successes.items()
+    ]
+    return _sums(found + [((subject.model, ""), _Counts(count)) for (subject, _), count in requests.failures.items()])
+
+
+def _sums(found: Iterable[tuple[_Key, _Counts]]) -> dict[_Key, _Counts]:
+    sums: dict[_Key, _Counts] = {}
+    for key, counts in found:
+        old = sums.get(key)
+        sums[key] = counts if old is None else old.plus(counts)
+    return sums
+
+
+def _by_model(table: _Table) -> dict[str, _Counts]:
+    return _sums((model, counts) for (model, _), counts in table.items())
+
+
+def _joined(intervals: Sequence[_Interval]) -> _Interval:
+    """Returns neighbouring intervals as one."""
+    table = _sums(one for interval in intervals for one in interval.table.items())
+    return _Interval(intervals[0].begin_s, intervals[-1].end_s, table)
+
+
+def _seconds(interval: _Interval) -> float:
+    return max(interval.end_s - interval.begin_s, 1e-3)
+
+
+def _row(key: tuple[str, str], counts: _Counts) -> dict[str, Any]:
+    return {
+        "model": key[0],
+        "kind": key[1],
+        "successes": counts.successes,
+        "failures": counts.failures,
+        "p50_ms": counts.quantile_ms(0.5),
+        "p99_ms": counts.quantile_ms(0.99),
+    }
+
+
+def _rates(intervals: list[_Interval], counts: list[_Counts]) -> dict[str, list[float | None]]:
+    both = list(zip(intervals, counts, strict=True))
+    return {
+        "successes_per_s": [round(one.successes / _seconds(interval), 4) for interval, one in both],
+        "failures_per_s": [round(one.failures / _seconds(interval), 4) for interval, one in both],
+        "p50_ms": [one.quantile_ms(0.5) for one in counts],
+        "p99_ms": [one.quantile_ms(0.99) for one in counts],
+    }
 
 
 # The status page counts the requests that failed in this many seconds.

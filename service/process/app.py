@@ -239,7 +239,7 @@ class App:
         forget = [self._request_logs.forget, lambda model: self._engine.searches.forget(model), *stores]
         in_use, batches = self._registry.models_in_use, batcher.counts if batcher else Batches
         self._metrics = Metrics(self._registry.loaded, more, self._recent, batches, models=in_use, forget=forget)
-        self._traffic = TrafficHistory(lambda: self._metrics.requests.read()[0])
+        self._traffic = TrafficHistory(self._metrics.requests)
         self._failures = RecentFailures(self._metrics.requests.failures)
         self._stop, self._stop_watching = asyncio.Event(), threading.Event()
         self._is_complete, self._forced = threading.Event(), asyncio.Event()
@@ -324,6 +324,7 @@ class App:
                 traffic=access.server_wide(traffic) if access else traffic,
                 folders=lambda model: sorted(self._models.folders(model)),
                 base_path=lambda model: self._models.base_path(model),
+                pinned=self._lists.pinned,
                 has_tls=self._tls.http is not None,
             ),
             spans=self._tracing.http_spans if self._tracing else None,

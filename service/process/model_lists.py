@@ -30,7 +30,7 @@ class ModelLists:
         self._models = models
         self._client_folders = ClientFolders(settings.model_root, settings.request_log_root)
         # Model -> its policy before it was pinned to a version, and the policy that pins it.
-        self._pinned: dict[str, tuple[VersionPolicy, VersionPolicy]] = {}
+        self._pinned: dict[str, tuple[VersionPolicy, Specific]] = {}
         self._file: ConfigFile | None = None
         if settings.model_config_file:
             self._file = ConfigFile(Path(settings.model_config_file), settings.load_retry_interval_s)
@@ -101,6 +101,12 @@ class ModelLists:
             raise ConfigConflict(f'Model "{model}" is not pinned to a version.')
         self._change(before, one, replace(one, policy=policy))
         self._pinned.pop(model, None)
+
+    def pinned(self, model: str) -> int | None:
+        """Returns the version that a model is pinned to; None if it is pinned to none."""
+        _, pin = self._pinned.get(model, (None, None))
+        is_pinned = pin is not None and any(one.name == model and one.policy is pin for one in self._models.configs)
+        return min(pin.versions) if pin is not None and is_pinned else None
 
     def _policies_of(self, config: ModelConfig) -> tuple[VersionPolicy, VersionPolicy]:
         """Returns a model's policy in the list of models, and its policy in force; a new list of models ends a pin."""

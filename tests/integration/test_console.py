@@ -215,6 +215,9 @@ def test_a_swap_shows_while_somebody_looks(console: Watched, base: Path) -> None
     assert "60.3" in page.locator("section[aria-label='Row']").inner_text()
     console.open()
     page.locator("section[aria-label='Model toy'] svg[aria-label*='version 2: START']").wait_for()
+    since = page.get_by_role("region", name="Versions of toy").locator("tbody tr").first.locator("td").nth(2)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d, (now|\d+ (s|min) ago)", since.inner_text())
+    page.get_by_text("unloading or ended").first.wait_for()
 
 
 def find(page: Page, text: str) -> Locator:
@@ -242,6 +245,7 @@ def test_a_row_is_found_by_id_and_by_key(console: Watched) -> None:
     found.wait_for(state="detached")
     page = console.open("tables?model=large&table=user")
     find(page, "x").get_by_text("No row of this table has it").wait_for()
+    find(page, "1000000").get_by_text("This table has ids 0 to 999,999.").wait_for()
     page = console.open("tables?model=large&table=user&find=7")
     row.locator("h2", has_text="Row 7").wait_for()
     assert page.get_by_role("searchbox").input_value() == "7"
@@ -388,6 +392,8 @@ def test_a_chosen_row_is_marked_and_its_details_come_into_sight(
 
 
 def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server: ServerProcess) -> None:
+    for number in range(4):
+        server.http.post("/v1/models/pair:lookup", json={"features": {"user": [number - 4]}})
     for _ in range(3):
         server.http.post("/v1/models/toy:lookup", json={"features": {"nothing": [1]}})
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
@@ -399,6 +405,12 @@ def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server:
     page = console.open()
     rows = page.get_by_role("region", name="Failed requests").locator("tbody tr")
     rows.filter(has_text="none").first.wait_for()
+    # Errors that differ only in their numbers are one line.
+    beyond = rows.filter(has_text="position 0")
+    assert (
+        re.search(r"such as: .*id -1 at position 0", beyond.inner_text())
+        and beyond.locator("td").nth(2).inner_text() == "4"
+    )
     cells = [row.locator("td").all_inner_texts() for row in rows.all()[:2]]
     assert [(one[2], one[3], one[4]) for one in cells] == [
         ("2", "gRPC Predict", "unknown model"),
@@ -417,6 +429,7 @@ def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server:
     failing = attention.get_by_role("region", name="Requests that failed").locator("tbody tr")
     told = [row.locator("td").all_inner_texts() for row in failing.all()]
     assert {("unknown model", "NOT_FOUND"), ("toy", "INVALID_ARGUMENT")} <= {(one[0], one[1]) for one in told}
+    attention.get_by_text(re.compile(r"Of the \d+ newest:")).wait_for()
     often = attention.get_by_role("list", name="What failed most").get_by_role("listitem").all_inner_texts()
     assert 1 <= len(often) <= 3 and any('signature "lookup" has no feature' in text for text in often)
     attention.get_by_role("link", name="Last errors").click()
@@ -499,6 +512,18 @@ def test_versions_on_disk_are_compared_and_an_empty_choice_explains_itself(
     page.locator("section[aria-label='Table user']").wait_for()
     page.get_by_text("From version 1 to 2: 0 rows added, 0 removed").wait_for()
     assert box(page, "From version").locator("option").all_inner_texts() == ["2", "1 (on disk, not served)"]
+    assert page.get_by_text("Almost no row kept its neighbours").count() == 0
+    anew = {"k": 10, "overlap": 0.14, "chance": 0.1, "queries": 5}
+
+    def train_anew(route: Any) -> None:
+        answer = route.fetch()
+        tables = [one | {"neighbours": anew} for one in answer.json()["tables"]]
+        route.fulfill(response=answer, json=answer.json() | {"tables": tables})
+
+    page.route("**/*:diff*", train_anew)
+    page.reload()
+    page.get_by_text("do not mix vectors of both versions. Usual after training anew.").first.wait_for()
+    page.unroute("**/*:diff*")
     console.open("compare?model=large")
     page.get_by_text("Comparing needs two versions, and the folder of large has 1.").wait_for()
     page.get_by_text(f"model-export export MODEL.keras --out {base}/large").wait_for()
@@ -562,21 +587,29 @@ def test_traffic_shows_requests_while_they_come(console: Watched, server: Server
             server.lookup({"user": [1]}, model="large")
         page.wait_for_timeout(100)
         cells = row.locator("td").all_inner_texts()
-        return bool(cells) and cells[1] != "0" and int(cells[5].replace(",", "")) >= 50 and cells[9] != "–"
+        return bool(cells) and cells[1] != "0" and int(cells[5].replace(",", "")) >= 50
 
     until(is_counted)
+    latencies = page.get_by_role("region", name="Latency of lookups and of predictions").locator("tr", has_text="large")
+    kind, answered, p50, p99 = latencies.locator("td").all_inner_texts()[1:]
+    assert kind == "lookups" and int(answered.replace(",", "")) >= 50 and 0 < float(p50) <= float(p99)
     lines = page.locator(".u-legend").first
     models = {one.inner_text(): one.locator(".u-marker").evaluate(MARKER) for one in lines.locator(".u-series").all()}
     blue = next(style for name, style in models.items() if name.startswith("large answered"))
-    # A model keeps its colour when requests for no model come; failures are red.
-    server.http.get("/v1/models/aaa/metadata")
-    browsing.wait_for(page, "/unknown model failed/.test(document.querySelector('.u-legend').innerText)")
+    # A model keeps its colour when requests for no model come. Failures have a colour for each model; grey is for none.
+    for model in ("aaa", "large"):
+        server.http.post(f"/v1/models/{model}:lookup", json={"features": {"nothing": [1]}})
+    for failed in ("unknown model failed", "large failed"):
+        browsing.wait_for(page, f"/{failed}/.test(document.querySelector('.u-legend').innerText)")
+    failures = {}
     for one in lines.locator(".u-series").all():
         style = one.locator(".u-marker").evaluate(MARKER) if one.locator(".u-marker").count() else ""
         if one.inner_text().startswith("large answered"):
             assert style == blue and style.startswith("solid")
         elif "failed" in one.inner_text():
-            assert style == "dashed rgb(216, 52, 43)"
+            failures[one.inner_text().partition(" failed")[0]] = style
+    assert failures["unknown model"] == "dashed rgb(141, 144, 153)"
+    assert len(set(failures.values())) == len(failures) and {style[:6] for style in failures.values()} == {"dashed"}
     assert page.locator(".uplot canvas").count() == 2
     page.get_by_role("link", name="last errors", exact=True).click()
     browsing.wait_for(page, "document.activeElement.innerText === 'Last errors'")
@@ -598,6 +631,12 @@ def test_hot_rows_show_while_lookups_come(console: Watched, server: ServerProces
         return bool(cells) and cells[0] == "9" and cells[2] not in ("…", "0")
 
     until(is_hot)
+    # The page Tables follows, too, while it is open.
+    console.open("tables?model=pair&version=2&table=user")
+    row.locator("td").nth(2).get_by_text(re.compile(r"\d")).wait_for()
+    before = row.locator("td").nth(2).inner_text()
+    server.lookup({"user": [9] * 200}, model="pair")
+    until(lambda: row.locator("td").nth(2).inner_text() != before)
     # Without a choice, the page shows the table that is read most, of the chosen model or of all.
     console.open("traffic?model=pair")
     until(lambda: box(page, "Table").input_value() == "user")
@@ -705,10 +744,16 @@ def test_a_model_is_rolled_back_after_a_question(browser: Browser, server: Serve
         roll_back("1")
         page.get_by_text("spare serves version 1 only.").wait_for()
         until(lambda: version() == "1")
+        overview = browser.new_page()
+        overview.goto(f"http://127.0.0.1:{server.http_port}/console")
+        spare = overview.get_by_role("region", name="Model spare")
+        spare.get_by_text("Rolled back to 1, until End roll-back").wait_for()
         card.get_by_role("button", name="End roll-back", exact=True).click()
         page.get_by_role("button", name="Yes, end roll-back").click()
         page.get_by_text("spare serves the versions again").wait_for()
         until(lambda: version() == "2")
+        spare.get_by_text("To go back to an older version: Roll back on").wait_for()
+        overview.close()
         card.get_by_role("button", name="End roll-back", exact=True).click()
         page.get_by_role("button", name="Yes, end roll-back").click()
         page.get_by_text('Model "spare" is not pinned to a version.').wait_for()

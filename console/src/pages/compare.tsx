@@ -4,6 +4,9 @@ import { Overview, get, modelPath } from "../api";
 import { Params, address, setParams, useLoad } from "../hooks";
 import { Copied, Folded, Grid, Select, Status, Wrong, column, shown, wrongModel } from "../parts";
 
+// If a smaller share of the neighbours that chance does not explain is common, the versions are not alike.
+const MIXED_OVERLAP = 0.1;
+
 interface Histogram {
   edges: number[];
   counts: number[];
@@ -111,6 +114,9 @@ function TableCard({ diff, model, to, limit }: { diff: TableDiff; model: string;
           </div>
         ) : null}
       </dl>
+      {neighbours && neighbours.overlap - neighbours.chance < MIXED_OVERLAP * (1 - neighbours.chance) ? (
+        <p>Almost no row kept its neighbours: do not mix vectors of both versions. Usual after training anew.</p>
+      ) : null}
       {diff.notes.map((note) => (
         <p key={note} class="faint">
           {note}

@@ -1,9 +1,9 @@
 // Overview: what needs attention, models, versions on a time line, labels, load errors, limits, health.
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
-import { Change, Model, Overview, get, nowS } from "../api";
+import { Change, Model, Overview, Version, get, nowS } from "../api";
 import { address, readAddress, useLoad } from "../hooks";
-import { Ago, Badge, Column, Folded, Grid, IS_PHONE, Problem, READS, UNKNOWN_MODEL, ago, bytes, duration, modelName, shown, time } from "../parts";
+import { Ago, Badge, Column, Folded, Grid, IS_PHONE, Problem, READS, UNKNOWN_MODEL, ago, bytes, clock, duration, modelName, shown, time } from "../parts";
 import { Noted, Setting, Statusz, VersionStatus } from "../statusz";
 
 // Width of the time line; it is scaled to its card, and its letters with it.
@@ -13,6 +13,14 @@ const SHOWN_VERSIONS = 8;
 const SHOWN_FAILURES = 10;
 const SHOWN_ERRORS = IS_PHONE ? 2 : 10;
 const SHOWN_STATES = IS_PHONE ? 1 : 5;
+
+// The colours of the time line, and the states that they stand for.
+const COLORS = [
+  ["loading", "loading"],
+  ["available", "available"],
+  ["unloading", "unloading or ended"],
+  ["failed", "failed"],
+];
 
 /** Draws when the versions of a model were loading, available, or ended. */
 function TimeLine({ model, nowS }: { model: Model; nowS: number }): JSX.Element | null {
@@ -29,7 +37,15 @@ function TimeLine({ model, nowS }: { model: Model; nowS: number }): JSX.Element 
   });
   return (
     <figure>
-    <figcaption class="faint">States of the versions over time</figcaption>
+    <figcaption class="faint">
+      States of the versions over time:
+      {COLORS.map(([kind, told]) => (
+        <span key={kind} class="whole">
+          <span class={`swatch ${kind}`} />
+          {told}
+        </span>
+      ))}
+    </figcaption>
     <svg class="line" viewBox={`0 0 ${WIDTH} ${versions.length * ROW + 16}`} role="img" aria-label={`Time line. ${told.join(". ")}`}>
       {versions.map((version, row) => {
         const own = changes.filter((one) => one.version === version);
@@ -64,6 +80,29 @@ function TimeLine({ model, nowS }: { model: Model; nowS: number }): JSX.Element 
   );
 }
 
+/** When a version came to its state. */
+function Since({ model, version }: { model: Model; version: Version }): JSX.Element | null {
+  const change = model.history.filter((one) => one.version === version.version && one.state === version.state).at(-1);
+  return change ? (
+    <span class="whole">
+      {clock(change.at_s)}, <span title={time(change.at_s)}>{ago(change.at_s)}</span>
+    </span>
+  ) : null;
+}
+
+/** How to serve an older version again, or that one is served. */
+function RollBack({ model }: { model: Model }): JSX.Element | null {
+  const where = "the page Admin of --admin_port";
+  if (model.pinned !== null)
+    return (
+      <p class="problem">
+        Rolled back to {model.pinned}, until End roll-back on {where}, or the next list of models.
+      </p>
+    );
+  if (model.folders.length < 2) return null;
+  return <p class="faint">To go back to an older version: Roll back on {where}, or rename the newest version's folder to a name that is no number.</p>;
+}
+
 function ModelCard(props: {
   model: Model;
   problem: string;
@@ -94,6 +133,7 @@ function ModelCard(props: {
         columns={[
           { name: "version", isNumber: true, cell: (one) => one.version },
           { name: "state", cell: (one) => <Badge state={one.state} isBad={one.code !== "OK"} /> },
+          { name: "since", cell: (one) => <Since model={model} version={one} /> },
           { name: "labels", tip: "names that requests may use in place of the version's number", cell: (one) => labels(one.version) },
           { name: "in flight", tip: "requests that run now", isNumber: true, cell: (one) => detail(one.version)?.in_flight ?? "" },
           {
@@ -115,6 +155,7 @@ function ModelCard(props: {
           },
         ]}
       />
+      <RollBack model={model} />
       {model.versions
         .filter((one) => one.message)
         .map((one) => (
@@ -170,6 +211,12 @@ function ModelCard(props: {
               isNumber: true,
               cell: (one) => (one.ids ? `${shown(one.missing_ids ?? 0)} of ${shown(one.ids)}` : "–"),
             },
+            {
+              name: "unknown keys",
+              tip: "keys in lookups that are in no vocabulary",
+              isNumber: true,
+              cell: (one) => (one.ids || one.oov_keys ? shown(one.oov_keys ?? 0) : "–"),
+            },
           ]}
         />
         </Folded>
@@ -219,17 +266,21 @@ const MAX_MESSAGE = 1000;
 
 interface Group extends Noted {
   count: number;
+  /** Their texts differ in numbers or quoted values. */
+  isVaried: boolean;
   firstS: number;
 }
 
-/** Joins failed requests with equal model, code, call and message; the newest of them stands for all. */
+/** Joins failed requests with equal model, code, call and message, but for its numbers and quoted values; the newest of them stands for all. */
 function grouped(errors: Noted[]): Group[] {
   const found = new Map<string, Group>();
   for (const one of errors) {
-    const key = JSON.stringify([one.model, one.code, callOf(one), one.message]);
+    const key = JSON.stringify([one.model, one.code, callOf(one), one.message.replace(/"[^"]*"|-?\d[\d.,]*/g, "…")]);
     const known = found.get(key);
-    if (known) Object.assign(known, { count: known.count + 1, firstS: Math.min(known.firstS, one.at_s) });
-    else found.set(key, { ...one, count: 1, firstS: one.at_s });
+    if (known) {
+      const isVaried = known.isVaried || known.message !== one.message;
+      Object.assign(known, { count: known.count + 1, firstS: Math.min(known.firstS, one.at_s), isVaried });
+    } else found.set(key, { ...one, count: 1, firstS: one.at_s, isVaried: false });
   }
   return [...found.values()];
 }
@@ -240,9 +291,10 @@ function callOf({ api, method }: Noted): string {
 }
 
 /** An error's text, with the names of models where one is not known. */
-function Message({ one, models }: { one: Noted; models: string[] }): JSX.Element {
+function Message({ one, models }: { one: Group; models: string[] }): JSX.Element {
   return (
     <>
+      {one.isVaried ? <span class="faint">such as: </span> : null}
       {one.message}
       {one.message.length < MAX_MESSAGE ? "" : " …"}
       {one.code === "NOT_FOUND" && !one.model && one.message.startsWith("Servable") && !one.message.includes("; models: ") ? <span class="faint"> The models here: {models.join(", ") || "none"}.</span> : null}
@@ -284,6 +336,7 @@ function Failures({ statusz, models }: { statusz: Statusz; models: string[] }): 
           ]}
         />
       </Folded>
+      {often.length ? <p class="faint">Of the {recent.length} newest:</p> : null}
       <ul aria-label="What failed most">
         {often.map((one) => (
           <li key={one.request_id}>
@@ -319,6 +372,13 @@ function Attention({ statusz, models }: { statusz: Statusz; models: string[] }):
   );
 }
 
+/** Writes the value of a setting, bytes with their unit; what 0 bytes mean differs. */
+function settingText(name: string, value: unknown): string {
+  if (typeof value === "number" && value && name.endsWith("_bytes")) return bytes(value);
+  if (name === "load_timeout_s" && value === 0) return "no limit";
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
 function Settings(props: { label: string; summary: string; settings: [string, Setting][] }): JSX.Element {
   return (
     <details>
@@ -328,7 +388,7 @@ function Settings(props: { label: string; summary: string; settings: [string, Se
         rows={props.settings}
         columns={[
           { name: "setting", cell: ([name]) => `--${name}` },
-          { name: "value", isNumber: true, cell: ([, one]) => (typeof one.value === "object" ? JSON.stringify(one.value) : String(one.value)) },
+          { name: "value", isNumber: true, cell: ([name, one]) => settingText(name, one.value) },
           { name: "is default", cell: ([, one]) => (one.is_default ? "yes" : "no") },
         ]}
       />
@@ -481,7 +541,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
             {data.last_errors.length ? (
               <>
                 <p class="faint">
-                  The last {data.last_errors.length} failed requests that the server keeps; equal ones are one line, the newest first.
+                  The last {data.last_errors.length} failed requests that the server keeps; those that differ only in numbers or quoted values are one line.
                   <span class="pointer"> Point at a time to see it exactly.</span> Requests that were refused for lack of room are under Limits, not here.{" "}
                   {String(data.settings["log_level"]?.value).match(/warning|error/)
                     ? `The log has no lines on clients' mistakes, because of --log_level=${String(data.settings["log_level"]?.value)}.`
@@ -495,7 +555,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
                     { name: "last at", cell: (one) => <Ago atS={one.at_s} /> },
                     { name: "first at", cell: (one) => <Ago atS={one.firstS} /> },
                     { name: "requests", isNumber: true, cell: (one) => shown(one.count) },
-                    { name: "call", cell: (one) => <span class="word">{callOf(one)}</span> },
+                    { name: "call", cell: (one) => <span class="whole">{callOf(one)}</span> },
                     { name: "model", cell: (one) => modelName(one.model) },
                     { name: "code and message", cell: (one) => <span class="word"><b>{one.code}</b> <Message one={one} models={names} /></span> },
                     { name: "last request id", cell: (one) => <code>{one.request_id}</code> },

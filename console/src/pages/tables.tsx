@@ -3,13 +3,15 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Hot, Overview, Page, Refusal, get, tablePath } from "../api";
 import { Loaded, Params, address, setParams, useLoad } from "../hooks";
-import { Choice, Grid, IS_PHONE, READS, Status, TableChoice, column, hotNote, rowColumns, rowParams, shown, useTables } from "../parts";
+import { Choice, Grid, IS_PHONE, READS, Status, TableChoice, column, hotNote, nameOf, rowColumns, rowParams, shown, useTables } from "../parts";
 import { RowPanel } from "../row";
 
 // A phone shows a row of a table as a block of lines.
 const PAGE_ROWS = IS_PHONE ? 20 : 50;
 const HOT_ROWS = IS_PHONE ? 5 : 20;
 const FOUND_ROWS = 20;
+// As often as on the page Traffic.
+const HOT_MS = 2000;
 
 interface NamedRow {
   id: number;
@@ -34,7 +36,7 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
           <Grid
             label="Rows of the table"
             isChosen={(row) => String(row.id) === params["id"]}
-            rows={column(page.norms).map((norm, at) => ({ id: start + at, norm, key: page.keys[at], label: page.labels[at] ?? null }))}
+            rows={column(page.norms).map((norm, at) => ({ id: start + at, norm, key: page.keys[at], label: page.labels[at] ?? (page.labels.length && !nameOf({ key: page.keys[at] }) ? "(no label)" : null) }))}
             columns={[
               ...rowColumns<NamedRow>(choice, { start: String(start) }).slice(0, page.keys.length || page.labels.length ? 2 : 1),
               { name: "norm", isNumber: true, cell: (row) => row.norm },
@@ -63,7 +65,7 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
 
 function HotRows({ choice, id }: { choice: Choice; id: string }): JSX.Element {
   const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", `:hot?k=${HOT_ROWS}`);
-  const loaded = useLoad(path, (signal) => get<Hot>(path, signal));
+  const loaded = useLoad(path, (signal) => get<Hot>(path, signal), HOT_MS);
   const rows = loaded.data?.rows ?? [];
   const shares = column(rows.map((row) => row.share * 100), 3);
   const isUnsampled = loaded.error instanceof Refusal && loaded.error.status === 501;
@@ -135,7 +137,12 @@ function Found({ choice, text, found }: { choice: Choice; text: string; found: L
     <section class="card" aria-label="Found rows">
       <h2>Found for “{text}”</h2>
       <Status of={found} what="rows" />
-      {found.data && !found.data.length ? <p class="faint">No row of this table has it as its id or key, or in its label.</p> : null}
+      {found.data && !found.data.length ? (
+        <p class="faint">
+          No row of this table has it as its id or key, or in its label.
+          {choice.table && /^-?\d+$/.test(text) ? ` This table has ids 0 to ${shown(choice.table.vocabulary_size - 1)}.` : ""}
+        </p>
+      ) : null}
       <ul class="plain">
         {found.data?.map((row) => (
           <li key={row.id}>

@@ -16,11 +16,10 @@ const READ_ROWS = 200;
 // The rates of hot rows are means of this time: a rate of a shorter one would jump, because reads are sampled.
 const RATE_MS = 30_000;
 
-// Failures are red, so that no model is; the requests for no known model, and for all others, are grey.
-const FAILED_COLOR = "#d8342b";
+// Failures are red or near it, so that no model is; the requests for no known model, and for all others, are grey.
+const FAILED_COLORS = ["#d8342b", "#c2188b", "#e07a00", "#a6801f"];
 const MODEL_COLORS = GROUP_COLORS.filter((color) => color !== "#c7514c");
 const NO_MODEL_COLOR = "#8d9099";
-const MINUTE_S = 60;
 
 type Values = (number | null)[];
 
@@ -32,11 +31,18 @@ interface Rates {
   p99_ms: Values;
 }
 
-/** at_s: the ends of the intervals; the first one begins at start_s. */
+/** The requests of the time before now. kind: of signature; "" for failures. */
+interface Span {
+  seconds: number;
+  rows: { model: string; kind: "lookup" | "predict" | ""; successes: number; failures: number; p50_ms: number | null; p99_ms: number | null }[];
+}
+
+/** spans: of the last minute, of the last five, and since the server's start. at_s: the ends of the intervals; the first one begins at start_s. */
 interface History {
   start_s: number;
   at_s: number[];
   models: Record<string, Rates>;
+  spans: Span[];
 }
 
 interface Line {
@@ -71,7 +77,7 @@ function Plot(props: { label: string; axis: string; unit: string; history: Histo
         legend: { markers: { width: 3, dash: (_, series) => (lines[series - 1]?.isDashed ? "dashed" : "solid") } },
         scales: { y: { range: (_, __, max) => [0, Math.max((max || 0) * 1.1, 1e-3)] } },
         series: [
-          { label: "at", value: (_: uPlot, value: number | null) => (value === null ? "point at the plot for values" : time(value)) },
+          { label: "time", value: (_: uPlot, value: number | null) => (value === null ? "Point at the plot to see values" : time(value)) },
           ...lines.map((line) => ({
             label: line.name,
             stroke: line.color,
@@ -119,27 +125,13 @@ const colorOf = new Map<string, string>();
 function linesOf(history: History, solid: keyof Rates, dashed: keyof Rates, suffixes: [string, string]): Line[] {
   return Object.entries(history.models).flatMap(([name, rates]) => {
     const color = colorOf.get(name) ?? NO_MODEL_COLOR;
+    const failed = FAILED_COLORS[[...colorOf.keys()].indexOf(name) % FAILED_COLORS.length] ?? NO_MODEL_COLOR;
     const lines = [
       { name: `${modelName(name)} ${suffixes[0]}`, color, isDashed: false, values: rates[solid] },
-      { name: `${modelName(name)} ${suffixes[1]}`, color: dashed === "failures_per_s" ? FAILED_COLOR : color, isDashed: true, values: rates[dashed] },
+      { name: `${modelName(name)} ${suffixes[1]}`, color: dashed === "failures_per_s" ? failed : color, isDashed: true, values: rates[dashed] },
     ];
     return lines.filter((line) => line.values.some((value) => value));
   });
-}
-
-/** Returns how many requests the rates of intervals make, of the last `seconds` of a history. */
-function requests(history: History, rates: number[], seconds = Infinity): number {
-  const fromS = (history.at_s.at(-1) ?? 0) - seconds;
-  return rates.reduce((sum, rate, at) => {
-    const beginS = Math.max(history.at_s[at - 1] ?? history.start_s, fromS);
-    return sum + rate * Math.max((history.at_s[at] ?? 0) - beginS, 0);
-  }, 0);
-}
-
-/** Returns the newest latency of the last five minutes; undefined if no request was answered in them. */
-function newest(history: History, latencies: Values): number | null | undefined {
-  const fromS = (history.at_s.at(-1) ?? 0) - 5 * MINUTE_S;
-  return latencies.filter((value, at) => value !== null && (history.at_s[at] ?? 0) >= fromS).at(-1);
 }
 
 /** One line of the table of models. */
@@ -152,32 +144,55 @@ interface ModelRow {
   perSecond: string;
   perSecond5: string;
   share: string;
-  p50: string;
-  p99: string;
 }
 
 /** Makes the lines of the table of models, the numbers of each column alike. */
-function rowsOf(history: History): ModelRow[] {
-  const all = Object.entries(history.models).map(([name, rates]) => {
-    const count = (of: "successes_per_s" | "failures_per_s", seconds?: number): number => requests(history, rates[of], seconds);
-    return { name, rates, count, answered: Math.round(count("successes_per_s")), failed: Math.round(count("failures_per_s")) };
-  });
-  const perSecond = (seconds: number): string[] => column(all.map((one) => one.count("successes_per_s", seconds) / seconds), 3);
-  const latencies = (of: "p50_ms" | "p99_ms"): string[] => column(all.map((one) => newest(history, one.rates[of])), 3, "–");
-  const [minute, minutes, p50, p99] = [perSecond(MINUTE_S), perSecond(5 * MINUTE_S), latencies("p50_ms"), latencies("p99_ms")];
-  const shares = column(all.map(({ answered, failed }) => (answered + failed ? (failed / (answered + failed)) * 100 : null)), 3, "–");
-  return all.map(({ name, count, answered, failed }, at) => ({
-    name,
+function rowsOf({ spans }: History): ModelRow[] {
+  const names = [...new Set(spans.flatMap((span) => span.rows.map((one) => one.model)))].sort();
+  const sum = (span: Span | undefined, name: string, of: "successes" | "failures"): number =>
+    span?.rows.reduce((total, one) => total + (one.model === name ? one[of] : 0), 0) ?? 0;
+  const [minute, minutes, ever] = spans;
+  const perSecond = (span: Span | undefined): string[] => column(names.map((name) => sum(span, name, "successes") / (span?.seconds ?? 1)), 3);
+  const [rates, rates5] = [perSecond(minute), perSecond(minutes)];
+  const totals = names.map((name) => ({ answered: sum(ever, name, "successes"), failed: sum(ever, name, "failures") }));
+  const shares = column(totals.map(({ answered, failed }) => (answered + failed ? (failed / (answered + failed)) * 100 : null)), 3, "–");
+  return totals.map(({ answered, failed }, at) => ({
+    name: names[at] ?? "",
     answered,
     failed,
-    failed1: Math.round(count("failures_per_s", MINUTE_S)),
-    failed5: Math.round(count("failures_per_s", 5 * MINUTE_S)),
-    perSecond: minute[at] ?? "",
-    perSecond5: minutes[at] ?? "",
+    failed1: sum(minute, names[at] ?? "", "failures"),
+    failed5: sum(minutes, names[at] ?? "", "failures"),
+    perSecond: rates[at] ?? "",
+    perSecond5: rates5[at] ?? "",
     share: shares[at] === "–" ? "–" : `${shares[at]} %`,
-    p50: p50[at] ?? "",
-    p99: p99[at] ?? "",
   }));
+}
+
+/** The latencies of the last five minutes, of each model's lookups and predictions apart. */
+function Latencies({ span }: { span: Span }): JSX.Element {
+  const answered = span.rows.filter((one) => one.successes);
+  const [p50, p99] = [column(answered.map((one) => one.p50_ms), 3), column(answered.map((one) => one.p99_ms), 3)];
+  return (
+    <section class="card" aria-label="Latency by kind">
+      <h2>Latency of the last {span.seconds < 295 ? duration(span.seconds) : "5 minutes"}</h2>
+      {answered.length ? (
+        <Grid
+          label="Latency of lookups and of predictions"
+          rows={answered.map((one, at) => ({ ...one, p50: p50[at], p99: p99[at] }))}
+          columns={[
+            { name: "model", cell: (one) => modelName(one.model) },
+            { name: "requests", cell: (one) => (one.kind === "lookup" ? "lookups" : "predictions") },
+            { name: "answered", isNumber: true, cell: (one) => shown(one.successes) },
+            { name: "p50 (ms)", isNumber: true, cell: (one) => one.p50 },
+            { name: "p99 (ms)", isNumber: true, cell: (one) => one.p99 },
+          ]}
+        />
+      ) : (
+        <p class="faint">No request was answered.</p>
+      )}
+      <p class="faint">Of all answers of this time, without the network.</p>
+    </section>
+  );
 }
 
 /** A reading of the hot rows. */
@@ -288,7 +303,7 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
               lines={linesOf(history, "successes_per_s", "failures_per_s", ["answered", "failed"])}
             />
             <Plot
-              label="Latency of answered requests"
+              label="Latency of answered requests, lookups and predictions together"
               axis="milliseconds"
               unit="ms"
               history={history}
@@ -298,7 +313,7 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
           <section class="card" aria-label="Requests by model">
             <h2>Requests by model</h2>
             <Grid
-              label="Rate, failures and latency by model"
+              label="Rate and failures by model"
               rows={told}
               columns={[
                 { name: "model", cell: (one) => modelName(one.name) },
@@ -309,16 +324,14 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
                 { name: "answered", tip: "since the server's start", isNumber: true, cell: (one) => shown(one.answered) },
                 { name: "failed", tip: "since the server's start", isNumber: true, cell: (one) => shown(one.failed) },
                 { name: "failed share", isNumber: true, cell: (one) => one.share },
-                { name: "p50 (ms)", isNumber: true, cell: (one) => one.p50 },
-                { name: "p99 (ms)", isNumber: true, cell: (one) => one.p99 },
               ]}
             />
             <p class="faint">
               {names.includes("") ? `${UNKNOWN_MODEL} ` : ""}
-              Times are of the server alone, without the network, and of the newest answers of the last 5 minutes. Totals and shares are since the
-              server's start. The <a href={address("", { show: "last-errors" })}>last errors</a> say why requests failed.
+              Totals and shares are since the server's start. The <a href={address("", { show: "last-errors" })}>last errors</a> say why requests failed.
             </p>
           </section>
+          {history.spans[1] ? <Latencies span={history.spans[1]} /> : null}
         </>
       ) : null}
       {overview.methods.includes("hot") && !statusz.isLoading ? <HotIds overview={overview} params={hotParams} /> : null}

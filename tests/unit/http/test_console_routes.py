@@ -29,6 +29,7 @@ def console(make_http: Callable[..., Http]) -> Http:
         traffic=lambda: {"start_s": 1.0, "at_s": [], "models": {}},
         folders=lambda model: [2, 3],
         base_path=lambda model: f"/models/{model}",
+        pinned=lambda model: 3,
     )
     return make_http(console=sources)
 
@@ -77,7 +78,7 @@ def test_the_overview_has_models_labels_and_changes(console: Http) -> None:
     assert document["server"] == {"version": "1.2", "is_ready": True, "is_draining": False}
     assert {"lookup", "rows", "page", "projection"} <= set(document["methods"])
     (model,) = document["models"]
-    assert model["name"] == "m" and model["labels"] == {"stable": 3}
+    assert model["name"] == "m" and model["labels"] == {"stable": 3} and model["pinned"] == 3
     assert model["versions"] == [{"version": 3, "state": "AVAILABLE", "code": "OK", "message": ""}]
     assert [change["state"] for change in model["history"]] == ["AVAILABLE"]
     assert (model["folders"], model["base_path"]) == ([2, 3], "/models/m")

@@ -23,7 +23,7 @@ from service.observe.history import (
     TrafficHistory,
     VersionHistory,
 )
-from service.observe.request_metrics import RequestCounter, Requests, Successes
+from service.observe.request_metrics import CoreCounts, RequestCounter, Requests, Successes
 from service.types import State, VersionStatus
 from tests.conftest import Clock
 
@@ -33,16 +33,17 @@ class Server:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
-        self.counts = Requests()
-        self.history = TrafficHistory(lambda: self.counts, lambda: self.now_s)
+        self.ahead_s = 0.0
+        self.counter = RequestCounter()
+        self.history = TrafficHistory(self.counter, lambda: self.now_s + self.ahead_s, lambda: self.now_s)
 
-    def answer(self, model: str, *seconds: float, failures: int = 0) -> None:
+    def answer(self, model: str, *seconds: float, failures: int = 0, version: int = 1) -> None:
         """Counts requests of these durations, and failures."""
-        subject = Subject("http", "lookup", model, 1, "lookup")
-        cell = self.counts.successes.setdefault(subject, Successes("lookup", False))
+        subject = Subject("http", "lookup", model, version, "lookup")
         for one in seconds:
-            cell.times.add(one)
-        self.counts.add_failures(subject, "NOT_FOUND", failures)
+            self.counter.finished(Finished(subject, None, one, run_seconds=0.0, rows=1))
+        for _ in range(failures):
+            self.counter.finished(Finished(subject._replace(version=None), IdOutOfRange("id"), 0.1, 0.0, 0))
 
     def wait(self, seconds: float) -> None:
         """Lets time pass, and the history note it."""
@@ -63,14 +64,83 @@ def test_rates_failures_and_percentiles_from_the_start() -> None:
     assert 0.2 < one["p50_ms"][0] < 0.45 and 25 < one["p99_ms"][0] < 50 and one["p50_ms"][1:] == [None, None]
 
 
-def test_counts_that_fell_begin_again() -> None:
+def test_a_version_that_is_unloaded_makes_no_burst() -> None:
+    server = Server()
+    server.answer("m", *[0.001] * 50, failures=500)
+    server.wait(5)
+    server.answer("m", *[0.001] * 10, version=2)
+    server.counter.retire("m", 1)
+    server.wait(5)
+    found = server.history.read()["models"]["m"]
+    assert (found["successes_per_s"], found["failures_per_s"]) == ([10.0, 2.0, 0.0], [100.0, 0.0, 0.0])
+
+
+def test_a_model_that_was_removed_begins_again() -> None:
     server = Server()
     server.answer("m", *[0.001] * 50)
     server.wait(5)
-    server.counts = Requests()
-    server.answer("m", *[0.001] * 10)
+    server.counter.forget("m")
     server.wait(5)
-    assert server.history.read()["models"]["m"]["successes_per_s"] == [10.0, 2.0, 0.0]
+    server.answer("m", *[0.001] * 10)
+    server.counter.forget("m")
+    server.answer("m", *[0.001] * 5)
+    server.wait(5)
+    assert server.history.read()["models"]["m"]["successes_per_s"] == [10.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+def test_a_step_of_the_wall_clock_changes_no_rate(step_s: float) -> None:
+    server = Server()
+    for _ in range(3):
+        server.answer("m", *[0.001] * 10)
+        server.wait(5)
+        server.ahead_s = step_s
+    found = server.history.read()
+    assert found["models"]["m"]["successes_per_s"] == [2.0, 2.0, 2.0, 0.0]
+    # Times are told by the clock of now.
+    assert [found["start_s"], *found["at_s"]] == [step_s + one for one in (1000, 1005, 1010, 1015, 1015)]
+
+
+def test_spans_have_each_kind_of_the_last_minutes_also_after_days() -> None:
+    server = Server()
+    server.answer("m", 0.04, failures=1)
+    for _ in range(5 * MAX_POINTS):
+        server.wait(5)
+    server.answer("m", *[0.0004] * 99, failures=2)
+    predict = Successes("predict", False)
+    predict.times.add(0.04)
+    core = Requests({Subject("grpc", "Predict", "m", 1, "serving_default"): predict})
+    server.counter.core = FakeCore(core)
+    server.wait(5)
+    for _ in range(11):
+        server.wait(5)
+    server.answer("m", failures=3)
+    minute, minutes, ever = server.history.read()["spans"]
+    assert [span["seconds"] for span in (minute, minutes, ever)] == [60, 300, 5 * (5 * MAX_POINTS + 12)]
+    found = [
+        {row["kind"]: (row["successes"], row["failures"]) for row in span["rows"]} for span in (minute, minutes, ever)
+    ]
+    recent = {"": (0, 5), "lookup": (99, 0), "predict": (1, 0)}
+    assert found == [recent, recent, recent | {"": (0, 6), "lookup": (100, 0)}]
+    failures, lookups, predictions = minutes["rows"]
+    assert lookups["p99_ms"] < 1 < 25 < predictions["p99_ms"] < 50 and failures["p99_ms"] is None
+    server.now_s += 5
+    assert [row["kind"] for row in server.history.read()["spans"][0]["rows"]] == [""]
+
+
+class FakeCore:
+    """A native core with fixed counts."""
+
+    def __init__(self, requests: Requests) -> None:
+        self.requests = requests
+
+    def collect(self) -> CoreCounts:
+        return CoreCounts(self.requests)
+
+    def retire(self, model: str, version: int) -> Requests:
+        return Requests()
+
+    def forget(self, model: str) -> None: ...
 
 
 def test_it_stays_within_its_bounds() -> None:
@@ -85,7 +155,24 @@ def test_it_stays_within_its_bounds() -> None:
         server.answer(f"m{number}", *[0.001] * (number + 1))
     server.wait(1)
     models = server.history.read()["models"]
-    assert len(models) == MAX_MODELS + 1 and models[OTHERS]["successes_per_s"][-2] > 0
+    # The models m0 to m30 are the least busy ones.
+    assert len(models) == MAX_MODELS + 1 and models[OTHERS]["successes_per_s"][-2] == sum(range(1, 32))
+
+
+def test_a_model_that_becomes_one_of_the_busiest_makes_no_burst() -> None:
+    server = Server()
+    for number in range(MAX_MODELS + 10):
+        server.answer(f"m{number}", *[0.001] * (number + 1))
+    server.wait(1)
+    server.answer("m0", *[0.001] * 1000)
+    server.wait(1)
+    models = server.history.read()["models"]
+    # In the first second m0 and nine more are the least busy ones.
+    assert {name: models[name]["successes_per_s"] for name in ("m0", "m10", OTHERS)} == {
+        "m0": [0.0, 1000.0, 0.0],
+        "m10": [11.0, 0.0, 0.0],
+        OTHERS: [55.0, 0.0, 0.0],
+    }
 
 
 def test_the_example_of_quantiles_holds() -> None:

@@ -267,10 +267,12 @@ def test_a_pin_is_kept_over_labels_and_ends_with_the_first_policy(models: KeptMo
     lists.pin("a", 1)
     lists.set_label("a", "stable", 1)
     lists.pin("a", 2)
+    assert [lists.pinned(name) for name in ("a", "b", "none")] == [2, None, None]
     first, other = models.configs
     assert (first.policy, first.labels, other.policy) == (Specific(frozenset({2})), {"stable": 1}, Latest(2))
     lists.pin("a", None)
     assert (models.configs[0].policy, models.configs[0].labels) == (Latest(2), {"stable": 1})
+    assert lists.pinned("a") is None
     with pytest.raises(ConfigConflict, match='Model "a" is not pinned'):
         lists.pin("a", None)
 
