@@ -88,7 +88,7 @@ fn check_text(text: &str) -> (Option<String>, u32) {
         let row = || (numbers[0].expect("a cell") as usize, numbers[1].expect("a number"));
         match kind {
             "change" => {
-                _ = written.insert(row(), Written { acknowledged: time(2), settled: time(3), places: Vec::new() })
+                _ = written.insert(row(), Written { acknowledged: time(2), settled: time(3), places: Vec::new() });
             }
             "read" => reads.push(Got { cell: row().0, number: row().1, begun: at(2), ended: at(3), oldest: at(4) }),
             "loss" => losses.push(Loss { from: at(0), since: Time::ZERO, until: at(1), place: None }),
