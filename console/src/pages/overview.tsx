@@ -100,7 +100,7 @@ function RollBack({ model }: { model: Model }): JSX.Element | null {
       </p>
     );
   if (model.folders.length < 2) return null;
-  return <p class="faint">To go back to an older version: Roll back on {where}, or rename the newest folder to no number.</p>;
+  return <p class="faint">To go back to an older version: Roll back on {where}, or rename the newest version's folder to a name that is no number.</p>;
 }
 
 function ModelCard(props: {
