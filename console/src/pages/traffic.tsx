@@ -190,7 +190,7 @@ function Latencies({ span }: { span: Span }): JSX.Element {
       ) : (
         <p class="faint">No request was answered.</p>
       )}
-      <p class="faint">Of all answers of this time, without the network.</p>
+      <p class="faint">Times without the network.</p>
     </section>
   );
 }
