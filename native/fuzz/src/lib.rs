@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 
 use _native::forms::{Call, TensorEncoding};
 use _native::plan::{
-    Declined, Effort, Graph, GraphOutput, Inputs, ModelRoutes, Notes, OutputData, Routes, Servable, Signature,
+    Declined, Effort, Graph, GraphOutput, GraphRequest, GraphResult, ModelRoutes, Notes, OutputData, Routes, Servable,
     VersionMemory,
 };
 use _native::tables::memory::Memory;
@@ -61,23 +61,16 @@ fn ask_routes<T>(routes: &Routes, answer: impl Fn(&Call<'_>) -> Result<T, Declin
 struct Zeros;
 
 impl Graph for Zeros {
-    fn run(
-        &self,
-        _: &Servable,
-        signature: &Signature,
-        _: &Inputs<'_>,
-        wanted: &[usize],
-        _: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
+    fn run(&self, request: GraphRequest<'_, '_>, _: Effort<'_>) -> GraphResult {
         let zero = |&number: &usize| {
-            let dtype = signature.outputs[number].dtype;
+            let dtype = request.plan().outputs[number].dtype;
             let data = match DTYPES[number] {
                 "string" => OutputData::Strings(vec![b"zero".to_vec()]),
                 _ => OutputData::Numbers(Box::new(vec![0_u8; dtype.size()])),
             };
             GraphOutput { dtype, dims: [1].into_iter().collect(), data }
         };
-        Ok((wanted.iter().map(zero).collect(), Notes::default()))
+        Ok((request.wanted.iter().map(zero).collect(), Notes::default()))
     }
 }
 
