@@ -343,7 +343,6 @@ fn read_remote(
     Ok(features.into_rows_read())
 }
 
-/// Returns the shapes of a graph's outputs, whose indexes are `numbers`.
 /// Checks an answer of `size` bytes, as arrays, against the server's limit.
 ///
 /// # Errors
@@ -352,6 +351,7 @@ pub fn check_answer_size(size: usize, rows: usize, limit: usize) -> Result<(), B
     if size > limit { Err(faults::answer_too_large(size, rows, limit)) } else { Ok(()) }
 }
 
+/// Returns the shapes of a graph's outputs, whose indexes are `numbers`.
 fn graph_shapes(numbers: &[usize], outputs: &[GraphOutput]) -> SmallVec<[OutputShape; 4]> {
     let shape = |(&index, output): (&usize, &GraphOutput)| OutputShape {
         output: index,
