@@ -62,10 +62,11 @@ test: core  ## all tests: the native core's, and the rest in four processes; ARG
 	@$(MAKE) --no-print-directory --jobs=2 $(if $(findstring --quick,$(ARGS)),,test-native) test-python
 
 # Shown when they have ended, for the others write meanwhile. Neither may ask this make, by MAKEFLAGS, for processors.
+# All tests are of the library, so with --lib cargo compiles the core once, not once more to be linked.
 test-native:
 	@mkdir -p build
 	$(call cargo,cargo,export MAKEFLAGS= $(addprefix TENSORFLOW_LIBRARY=,$(TENSORFLOW)) && \
-	  { cargo test --locked --quiet && cargo test --locked --quiet --features model --lib model::; } >../build/test-native.log 2>&1; \
+	  { cargo test --locked --quiet --lib && cargo test --locked --quiet --features model --lib model::; } >../build/test-native.log 2>&1; \
 	  status=$$?; cat ../build/test-native.log; exit $$status)
 
 # In their order, by which files with servers come first: one of them at the end would leave a processor idle.
@@ -81,8 +82,7 @@ check: $(READY) docs  ## lint, format, types, generated files, the site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python .ci/make_serving_protos.py --check
-	$(BIN)/python .ci/make_inference_protos.py --check
+	$(BIN)/python .ci/make_protos.py --check
 	$(BIN)/python .ci/make_settings_table.py --check
 	$(BIN)/python .ci/make_metrics_table.py --check
 	$(BIN)/python .ci/make_errors_table.py --check
@@ -113,8 +113,7 @@ format: $(READY)  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 
 generated: $(READY)  ## rebuild the generated files
-	$(BIN)/python .ci/make_serving_protos.py
-	$(BIN)/python .ci/make_inference_protos.py
+	$(BIN)/python .ci/make_protos.py
 	$(BIN)/python .ci/make_settings_table.py
 	$(BIN)/python .ci/make_metrics_table.py
 	$(BIN)/python .ci/make_errors_table.py
@@ -172,7 +171,7 @@ load: $(READY)  ## drive a running server on this machine for 20 seconds
 bench: core  ## requests/s, latency and memory beside baselines (needs h2load), some 20 minutes; ARGS=--quick: 5 minutes
 	$(BIN)/python -m loadtest.bench $(ARGS)
 
-stock-clients: core  ## show stock clients at work: serving-api stubs, reflection, health, curl, tritonclient
+stock-clients: core  ## show stock clients at work: serving-api stubs, reflection, health, tritonclient
 	$(BIN)/python -m loadtest.stock_clients $(ARGS)
 
 fuzz: core  ## attack a server of a tiny model: 100,000 requests over each wire, and schemathesis

@@ -1,4 +1,4 @@
-"""Writes generated files of docs/, or compares them with the present ones, for the scripts .ci/make_*.py."""
+"""Writes generated files, or compares them with the present ones, for the scripts .ci/make_*.py."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from pathlib import Path
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def run(texts: Mapping[str, str]) -> int:
-    """Writes files of docs/, given by name; with the flag `--check` only compares them. Returns the exit status."""
-    parser = argparse.ArgumentParser(description=f"Writes {', '.join(f'docs/{name}' for name in texts)}.")
+def run(files: Mapping[str, str | bytes], folder: Path = DOCS) -> int:
+    """Writes files of a folder, given by name; with the flag `--check` only compares them. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=f"Writes {', '.join(f'{folder.name}/{name}' for name in files)}.")
     parser.add_argument("--check", action="store_true", help="write nothing, fail where a file differs")
     is_check = parser.parse_args().check
-    return max(_compare(name, text) if is_check else _write(name, text) for name, text in texts.items())
-
-
-def _compare(name: str, text: str) -> int:
-    is_same = (DOCS / name).exists() and (DOCS / name).read_text() == text
-    sys.stdout.write(f"{name}: {'up to date' if is_same else 'differs, run make generated'}\n")
-    return 0 if is_same else 1
-
-
-def _write(name: str, text: str) -> int:
-    (DOCS / name).write_text(text)
-    sys.stdout.write(f"{name}: {len(text.splitlines())} lines\n")
-    return 0
+    status = 0
+    for name, content in files.items():
+        path, data = folder / name, content.encode() if isinstance(content, str) else content
+        if not is_check:
+            path.write_bytes(data)
+            sys.stdout.write(f"{name}: {len(data)} bytes\n")
+        elif path.exists() and path.read_bytes() == data:
+            sys.stdout.write(f"{name}: up to date\n")
+        else:
+            sys.stdout.write(f"{name}: differs, run make generated\n")
+            status = 1
+    return status
 
 
 def row(*cells: str) -> str:

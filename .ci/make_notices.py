@@ -5,7 +5,6 @@ Without cargo it does nothing and succeeds, with a warning.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -13,8 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import generated_page
+
 NATIVE = Path(__file__).parents[1] / "native"
-TARGET = NATIVE / "THIRD-PARTY-NOTICES.txt"
+TARGET = "THIRD-PARTY-NOTICES.txt"
 PLATFORMS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu")
 NAMES = ("LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE")
 
@@ -26,24 +27,6 @@ The Rust standard library, https://github.com/rust-lang/rust: MIT OR Apache-2.0
 Copyright (c) The Rust Project Contributors
 """
 RULE = "=" * 100
-
-
-def main() -> int:
-    """Writes or compares the notices; returns the exit status: 1 if --check finds a difference."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    is_check = parser.parse_args().check
-    if shutil.which("cargo") is None:
-        sys.stderr.write(f"!!! {TARGET.name} is neither made nor compared: cargo is absent. !!!\n")
-        return 0
-    text = notices(linked_crates())
-    if is_check:
-        is_same = TARGET.exists() and TARGET.read_text() == text
-        sys.stdout.write(f"{TARGET.name}: {'up to date' if is_same else 'differs, run make generated'}\n")
-        return 0 if is_same else 1
-    TARGET.write_text(text)
-    sys.stdout.write(f"{TARGET.name}: {len(text.splitlines())} lines\n")
-    return 0
 
 
 def linked_crates() -> list[dict[str, Any]]:
@@ -95,4 +78,7 @@ def license_files(package: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if shutil.which("cargo") is None:
+        sys.stderr.write(f"!!! {TARGET} is neither made nor compared: cargo is absent. !!!\n")
+        sys.exit(0)
+    sys.exit(generated_page.run({TARGET: notices(linked_crates())}, NATIVE))

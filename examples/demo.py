@@ -1,6 +1,6 @@
 """Serves a model and sends example requests; prints each command and its answer. Ctrl-C stops the server.
 
-`make demo` runs this on the MovieLens model; with --check, which its test uses, the program ends after the requests.
+`make demo` runs this on the MovieLens model.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8500, help="gRPC")
     parser.add_argument("--rest_api_port", type=int, default=8501, help="HTTP")
-    parser.add_argument("--check", action="store_true", help="stop after the requests")
     options = parser.parse_args()
+    # Ended by a supervisor, the program takes the server with it, as it does at Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     server = subprocess.Popen(
         [sys.executable, "-m", "service", "--log_format=text", "--log_level=warning"]
         + [f"--{name}={getattr(options, name)}" for name in ("model_name", "model_base_path", "host", "port")]
         + [f"--rest_api_port={options.rest_api_port}"]
     )
+    failures = 1
     try:
         base = f"http://{options.host}:{options.rest_api_port}"
-        if not wait_until_ready(server, base):
-            return 1
-        failures = show_requests(options, base)
-        if not options.check:
+        if wait_until_ready(server, base):
+            failures = show_requests(options, base)
             say(f"\nThe server runs until Ctrl-C. In a browser: {base}/console (the model), {base}/docs (all routes)\n")
             server.wait()
-        return failures
     except KeyboardInterrupt:
-        return 0
+        pass
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=60)
+    return failures
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], base: str) -> bool:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import random
 import time
 from argparse import ArgumentParser
+from bisect import bisect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import grpc
@@ -18,12 +21,13 @@ import grpc.experimental.gevent
 import requests
 from locust import FastHttpUser, User, constant_throughput, events, task
 
-from loadtest.payloads import Feature, as_tensors, features_of, rows
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
 # grpcio must use locust's gevent loop.
 grpc.experimental.gevent.init_gevent()
 PREDICT, LOOKUP = "serving_default", "lookup"
+ZIPF_EXPONENT = 1.05
+MAX_IDS_PER_ROW = 8
 
 
 @events.init_command_line_parser.add_listener
@@ -33,6 +37,62 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=8, help="rows per request")
     parser.add_argument("--rate", type=float, default=25.0, help="requests per second of each user")
     parser.add_argument("--seed", type=int, default=0, help="of the ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A feature whose ids are drawn for requests. cumulative: running sums of the Zipf weights of the feature's ids."""
+
+    name: str
+    is_ragged: bool
+    cumulative: tuple[float, ...]
+
+    def draw(self, source: random.Random) -> int:
+        """Draws a random id; small ids are the most frequent."""
+        return bisect(self.cumulative, source.random() * self.cumulative[-1])
+
+
+def features_of(tables: list[dict[str, Any]], signature: dict[str, Any]) -> list[Feature]:
+    """Returns the features of a signature, each with the Zipf weights of the ids of its table.
+
+    Args:
+      tables: the answer of `GET /v1/models/M/tables`.
+      signature: a signature of `GET /v1/models/M/metadata`.
+    """
+    inputs = signature["inputs"]
+    found = []
+    for table in tables:
+        weights = (1 / rank**ZIPF_EXPONENT for rank in range(1, table["vocabulary_size"] + 1))
+        cumulative = tuple(accumulate(weights))
+        for name in table["features"]:
+            if f"{name}__row_splits" in inputs or name in inputs:
+                found.append(Feature(name, f"{name}__row_splits" in inputs, cumulative))
+    return found
+
+
+def rows(features: list[Feature], num_rows: int, source: random.Random) -> dict[str, list[Any]]:
+    """Draws num_rows rows of ids for each feature; a ragged row holds 0 to MAX_IDS_PER_ROW ids."""
+    return {
+        feature.name: [
+            [feature.draw(source) for _ in range(source.randint(0, MAX_IDS_PER_ROW))]
+            if feature.is_ragged
+            else feature.draw(source)
+            for _ in range(num_rows)
+        ]
+        for feature in features
+    }
+
+
+def as_tensors(features: list[Feature], ids: dict[str, list[Any]]) -> dict[str, list[int]]:
+    """Converts rows to flat int64 tensors for gRPC, named NAME, or NAME__values and NAME__row_splits."""
+    tensors: dict[str, list[int]] = {}
+    for feature in features:
+        if not feature.is_ragged:
+            tensors[feature.name] = ids[feature.name]
+            continue
+        tensors[f"{feature.name}__values"] = [i for row in ids[feature.name] for i in row]
+        tensors[f"{feature.name}__row_splits"] = [0, *accumulate(len(row) for row in ids[feature.name])]
+    return tensors
 
 
 @cache
@@ -88,13 +148,14 @@ class HttpClient(FastHttpUser):
         self.client.post(f"/v1/models/{self.requests.model}:predict", json=body, name=":predict")
 
 
-class GrpcUser(User):
-    """A locust user that sends Predict requests and reports them to locust under the name "Predict SIGNATURE"."""
+class GrpcClient(User):
+    """A locust user that calls TensorFlow Serving's Predict, reported to locust under the name "Predict SIGNATURE"."""
 
-    abstract = True
+    wait_time = rate
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
+        self.requests = Requests(environment)
         self._request_class, response_class = message_classes()
         channel = grpc.insecure_channel(environment.parsed_options.grpc_host)
         self._predict: Callable[..., Any] = channel.unary_unary(
@@ -103,9 +164,17 @@ class GrpcUser(User):
             response_deserializer=response_class.FromString,
         )
 
-    def predict(self, model: str, signature: str, tensors: dict[str, list[int]]) -> None:
-        """Calls Predict with int64 tensors of rank 1, and reports time and outcome of the call to locust."""
-        request = predict_request(self._request_class, model, signature, tensors)
+    @task(3)
+    def lookup(self) -> None:
+        self._send(LOOKUP)
+
+    @task(1)
+    def predict_rating(self) -> None:
+        self._send(PREDICT)
+
+    def _send(self, signature: str) -> None:
+        tensors = as_tensors(self.requests.features(signature), self.requests.draw(signature))
+        request = predict_request(self._request_class, self.requests.model, signature, tensors)
         started = time.perf_counter()
         response, failure = None, None
         try:
@@ -119,24 +188,3 @@ class GrpcUser(User):
             response_length=0 if response is None else response.ByteSize(),
             exception=failure,
         )
-
-
-class GrpcClient(GrpcUser):
-    """A locust user that calls TensorFlow Serving's Predict over gRPC."""
-
-    wait_time = rate
-
-    def on_start(self) -> None:
-        self.requests = Requests(self.environment)
-
-    @task(3)
-    def lookup(self) -> None:
-        self._send(LOOKUP)
-
-    @task(1)
-    def predict_rating(self) -> None:
-        self._send(PREDICT)
-
-    def _send(self, signature: str) -> None:
-        tensors = as_tensors(self.requests.features(signature), self.requests.draw(signature))
-        self.predict(self.requests.model, signature, tensors)

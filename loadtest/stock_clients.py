@@ -31,7 +31,6 @@ from google.protobuf import descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from embedding_client import EmbeddingClient
 from loadtest.live_server import say, served_model
 from loadtest.model_samples import ServedModel, Signature, ask
 
@@ -97,46 +96,6 @@ def _program(name: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def curl_checks(place: Place) -> Iterator[Check]:
-    """Yields calls of curl, which needs neither protobuf nor Python."""
-    model, url = place.model, f"/v1/models/{place.model.name}"
-
-    def call(path: str, body: Callable[[], object] | None, status: int, keys: set[str]) -> str:
-        text = body and body()
-        data = [] if body is None else ["-d", text if isinstance(text, str) else json.dumps(text)]
-        # curl writes the status as a last line, after the body, which may hold any bytes.
-        found = _program("curl", "-sS", *data, f"{place.http}{path}", "-w", "\n%{http_code}")
-        answer, _, code = found.rpartition("\n")
-        require(int(code) == status and answer != "", found)
-        require(not keys or keys == {*json.loads(answer)}, found)
-        return f"{code} {answer}"
-
-    def rows() -> dict[str, Any]:
-        columns = place.signature().columns()
-        found = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        return {"signature_name": place.signature().name, "instances": found}
-
-    def lookup() -> dict[str, Any]:
-        if not model.lookups():
-            raise Skip("the model has no lookups")
-        return {"signature_name": model.lookups()[0].name, "features": model.lookups()[0].columns()}
-
-    def columns() -> dict[str, Any]:
-        return {"signature_name": place.signature().name, "inputs": place.signature().columns()}
-
-    for words, path, body, status, keys in (
-        ("POST :lookup", f"{url}:lookup", lookup, 200, {"embeddings"}),
-        ("POST :predict, inputs", f"{url}:predict", columns, 200, {"outputs"}),
-        ("POST :predict, instances", f"{url}:predict", rows, 200, {"predictions"}),
-        ("POST :predict, broken JSON", f"{url}:predict", lambda: "{", 400, {"error"}),
-        ("GET status", url, None, 200, {"model_version_status"}),
-        ("GET a model that is not there", "/v1/models/nothing", None, 404, set[str]()),
-        ("GET outside /v1", "/v2000", None, 404, {"error"}),
-        ("GET metrics", "/monitoring/prometheus/metrics", None, 200, set[str]()),
-    ):
-        yield "curl", words, partial(call, path, body, status, keys)
-
-
 def health_checks(place: Place) -> Iterator[Check]:
     stub = health_pb2_grpc.HealthStub(grpc.insecure_channel(place.grpc))
     answers = health_pb2.HealthCheckResponse
@@ -160,49 +119,6 @@ def health_checks(place: Place) -> Iterator[Check]:
     yield "grpc_health", "Check a service that is not there", partial(_refused, unknown, grpc.StatusCode.NOT_FOUND)
     yield "grpc_health", "Watch the server", watch
     yield "grpc_health_probe", "-addr", partial(_program, "grpc_health_probe", f"-addr={place.grpc}")
-
-
-def own_checks(place: Place) -> Iterator[Check]:
-    model = place.model
-
-    def client(target: str) -> EmbeddingClient:
-        # EmbeddingClient.rows() works only over HTTP, so a client of gRPC gets an HTTP address too.
-        http_target = None if target.startswith("http") else place.http
-        return EmbeddingClient(target, model=model.name, timeout_s=_TIMEOUT_S, http_target=http_target)
-
-    def describe(target: str) -> str:
-        with client(target) as own:
-            states, table = own.status(), next(iter(model.tables), None)
-            require(model.version in [status.version for status in states], states)
-            found = sorted(own.metadata().signatures)
-            # The client leaves out TensorFlow's __saved_model_init_op.
-            wanted = [s.name for s in model.signatures if not s.name.startswith("__")]
-            require(found == wanted, f"other than over HTTP: {found}")
-            rows = "no tables" if table is None else f"rows of {table} {list(own.rows(table, [1, 0]).shape)}"
-        return f"{states[0].version} {states[0].state.name}, {len(found)} signatures, {rows}"
-
-    def same(call: Callable[[EmbeddingClient], dict[str, np.ndarray]]) -> str:
-        with client(place.grpc) as over_grpc, client(place.http) as over_http:
-            first, second = call(over_grpc), call(over_http)
-        require(first.keys() == second.keys() and bool(first), f"{sorted(first)} and {sorted(second)}")
-        for name, array in first.items():
-            require(np.array_equal(array, second[name], equal_nan=True), f"{name} differs")
-        return _described(first)
-
-    def predict(signature: Signature, own: EmbeddingClient) -> dict[str, np.ndarray]:
-        return own.predict(signature.tensors(), signature=signature.name)
-
-    def lookup(own: EmbeddingClient) -> dict[str, np.ndarray]:
-        if not model.lookups():
-            raise Skip("the model has no lookups")
-        signature = model.lookups()[0]
-        return own.lookup(signature.columns(), signature=signature.name)
-
-    for wire, target in (("grpc", place.grpc), ("http", place.http)):
-        yield "embedding_client", f"{wire}: status, metadata, rows", partial(describe, target)
-    for one in model.predicted():
-        yield "embedding_client", f"predict {one.name}, grpc = http", partial(same, partial(predict, one))
-    yield "embedding_client", "lookup, grpc = http", partial(same, lookup)
 
 
 def _described(arrays: Mapping[str, np.ndarray]) -> str:
@@ -453,9 +369,7 @@ CLIENTS: dict[str, Callable[[Place], Iterator[Check]]] = {
     "serving_api": serving_api_checks,
     "reflection": reflection_checks,
     "health": health_checks,
-    "curl": curl_checks,
     "triton": triton_checks,
-    "own": own_checks,
 }
 
 

@@ -267,8 +267,6 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _number(most: int | None = None) -> Callable[[str], int]:
-    """Returns the type of an argument that is a whole number from 1 to `most`; None: without an upper limit."""
-
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= (most or int(text))):
             limits = "from 1 on" if most is None else f"from 1 to {most}"

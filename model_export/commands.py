@@ -9,6 +9,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -17,10 +18,10 @@ from model_export.compaction.compact import compact
 from model_export.compaction.deltas import write_delta
 from model_export.compaction.reduction import reduction_lines
 from model_export.diff.command import diff
-from model_export.errors import ExportError
+from model_export.errors import ExportError, why
 from model_export.export_config import EXPORT_FLAGS, ExportConfig, read_config, run_config
 from model_export.exporter.versions import new_version_folder
-from model_export.folder_checks import StoreUri, check_run, check_saved_model, is_keras_file
+from model_export.folder_checks import StoreUri, check_model, check_run, is_keras_file
 from model_export.graphs.source import VARIABLES_PREFIX
 from model_export.importers.import_tables import serve_command
 from model_export.report.commands import inspect, shown_rows, verify
@@ -60,7 +61,6 @@ def run_command(arguments: argparse.Namespace) -> None:
 
 
 def _store_uri(arguments: argparse.Namespace) -> StoreUri | None:
-    """Returns the object store that --out or the file of --config names for a command; None if it names a folder."""
     if getattr(arguments, "print_spec", False):
         # `adopt --print_spec` writes no version, so --out is ignored.
         arguments.out = None
@@ -82,7 +82,7 @@ def _export(arguments: argparse.Namespace) -> None:
         out = {} if arguments.out is None else {"out": str(arguments.out)}
         config = read_config(arguments.config, {**given, **out})
     elif getattr(arguments, "model", None) is not None:
-        check_saved_model(arguments.model)
+        check_model(arguments.model)
         if not is_keras_file(arguments.model):
             raise ExportError(f"{arguments.model} is a SavedModel: model-export adopt {arguments.model} --out DIR")
         if arguments.out is None:
@@ -103,7 +103,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
 
 def _adopt(arguments: argparse.Namespace) -> None:
-    check_saved_model(arguments.saved_model)
+    check_model(arguments.saved_model)
     # All checks that need no TensorFlow come before TensorFlow's slow start.
     new_version_folder(arguments.out or arguments.saved_model.absolute().parent, arguments.version)
     if arguments.spec is not None and read_names(arguments.spec) is None:
@@ -188,8 +188,10 @@ def _read_rows(path: Path) -> tuple[Array, Array]:
         # allow_pickle=False: a pickled object in the .npz file could run code.
         with np.load(path, allow_pickle=False) as arrays:
             ids, rows = arrays["ids"], arrays["rows"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ExportError(f"{path}: expected a .npz file with the arrays ids and rows ({error})") from error
+    except OSError as error:
+        raise ExportError(f"cannot read {path}: {why(error)}") from error
+    except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+        raise ExportError(f"{path}: expected a .npz file with the arrays ids and rows") from error
     if ids.dtype.kind not in "iu" or rows.dtype.kind != "f":
         raise ExportError(f"{path}: ids are {ids.dtype} and rows {rows.dtype}, expected int64 and float32")
     return ids, rows

@@ -10,6 +10,11 @@ class ExportError(Exception):
     """Error that ends an export, an import or another command; the command line prints the message."""
 
 
+def why(error: Exception) -> str:
+    """Returns an error's text, without the number and the path that an OSError's own text has."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 # Errors of the system that a user can mend: a full disk, a quota, a limit on the size of a file, a read-only disk.
 _OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 

@@ -48,13 +48,16 @@ def keras_version(path: Path) -> str:
         raise ExportError(f"{path} is not a model that Keras saved: {error}") from error
 
 
+def check_model(path: Path) -> None:
+    """Raises ExportError unless a path is a SavedModel or the file of a Keras model."""
+    if is_keras_file(path):
+        keras_version(path)
+    else:
+        check_saved_model(path)
+
+
 def check_saved_model(folder: Path) -> None:
-    """Raises ExportError unless a path is a SavedModel or the file of a Keras model; the error says what it is, and
-    what to name instead.
-    """
-    if is_keras_file(folder):
-        keras_version(folder)
-        return
+    """Raises ExportError unless a path is a SavedModel; the error says what it is, and what to name instead."""
     if (folder / SAVED_MODEL).is_file():
         return
     if not folder.exists():
@@ -80,7 +83,7 @@ def check_saved_model(folder: Path) -> None:
 
 def check_described(folder: Path) -> Manifest:
     """Returns the manifest of an artifact; raises ExportError if it has none, or ArtifactError if it is damaged."""
-    manifest = Manifest.read(folder)
+    manifest = Manifest.read(folder) if folder.is_dir() else None
     if manifest is None:
         check_saved_model(folder)
         raise ExportError(f"{folder} has no lookup manifest; `model-export` did not write it")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from model_export.errors import ExportError
+from model_export.errors import ExportError, why
 from service.artifact.manifest import Manifest, VocabularyEntry
 from service.errors import ArtifactError
 
@@ -62,9 +62,6 @@ class Labels:
 
 def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, VocabularyEntry]) -> Labels:
     """Reads a label file.
-
-    Args:
-      vocabularies: the table's vocabularies by the path of their file.
 
     Raises:
       ExportError: the file can not be read, lacks the column, or none of its keys is a row.
@@ -118,7 +115,6 @@ def row_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Vocab
 def _parsed(
     file: LabelFile, num_rows: int, vocabularies: Mapping[Path, VocabularyEntry]
 ) -> tuple[list[tuple[int | None, list[str]]], list[str] | None]:
-    """Returns a file's records, each with the row of its key or None, and the file's header or None."""
     records = [record for record in _reading(file, lambda: list(_records(file.path))) if record]
     if not records or len(records[0]) < 2:
         raise ExportError(f"{file.path}: a line of labels is a key, a separator (comma, in a .tsv a tab) and a label")
@@ -135,7 +131,7 @@ def _reading(file: LabelFile, read: Callable[[], list[T]]) -> list[T]:
     try:
         return read()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ExportError(f"cannot read the labels of table {file.table!r} from {file.path}: {error}") from error
+        raise ExportError(f"cannot read the labels of table {file.table!r} from {file.path}: {why(error)}") from error
 
 
 def _no_label(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, VocabularyEntry]) -> ExportError:
@@ -144,7 +140,6 @@ def _no_label(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Vocabu
 
 
 def table_vocabularies(artifact: Path, manifest: Manifest, table: str) -> dict[Path, VocabularyEntry]:
-    """Returns the vocabularies with a file of keys that map keys to rows of a table, by path of that file."""
     names = sorted({f.vocabulary for f in manifest.features.values() if f.table == table and f.vocabulary is not None})
     entries = [manifest.vocabularies[name] for name in names]
     # A vocabulary that hashes keys has no file, so the names of its rows are unknown.

@@ -124,3 +124,7 @@ def predict(
     outputs: Sequence[str],
 ) -> list[tuple[int, list[int], bytes | list[bytes]]]: ...
 def keep_last_words(lines: int, standard_error: int, buffer: object = None) -> None: ...
+def first_end_s(pem: str) -> float:
+    """Returns when the first of the certificates in a PEM text expires, in seconds since 1970; raises ValueError if the
+    text has no certificate, or one that can not be read.
+    """

@@ -56,7 +56,6 @@ class ServiceError(Exception):
 
     @property
     def message(self) -> str:
-        """The text of this ServiceError that the client gets."""
         return str(self.args[0]) if self.args else type(self).__name__
 
 
@@ -265,7 +264,6 @@ _MAX_LISTED = 10
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns at most ten names, and how many more there are."""
     more = [f"and {len(names) - _MAX_LISTED} more"] if len(names) > _MAX_LISTED else []
     return ", ".join([*names[:_MAX_LISTED], *more])
 

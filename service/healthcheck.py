@@ -23,7 +23,6 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Asks the server on this machine whether it is ready; returns the exit status, 0 if it is."""
     settings = read_unchecked(sys.argv[1:] if arguments is None else arguments)
     try:
         return 0 if _is_ready(settings) else 1

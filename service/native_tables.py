@@ -14,7 +14,6 @@ else:
 
 
 def core_tables() -> Any:
-    """Returns NATIVE_TABLES; raises ImportError where the core is not installed."""
     from service import _native
 
     return _native.tables

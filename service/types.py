@@ -103,7 +103,6 @@ class RaggedNames(NamedTuple):
 
     @staticmethod
     def by_suffix(feature: str) -> RaggedNames:
-        """Returns the input names of a ragged feature by convention: its name and __values, __row_splits, __weights."""
         return RaggedNames(feature, feature + VALUES_SUFFIX, feature + ROW_SPLITS_SUFFIX, feature + WEIGHTS_SUFFIX)
 
 
@@ -250,6 +249,7 @@ class TableInfo:
 
     dtype: the dtype of the stored numbers, one of TABLE_DTYPES.
     nbytes: bytes of the numbers and of their scales.
+    unknown_key_rows: the rows that lookups read for unknown keys, the first and the last of each run of rows.
     """
 
     name: str
@@ -258,6 +258,7 @@ class TableInfo:
     dtype: str
     nbytes: int
     features: tuple[str, ...]
+    unknown_key_rows: tuple[tuple[int, int], ...] = ()
 
 
 class TableCounts(NamedTuple):
@@ -292,9 +293,7 @@ class Vocabulary(Protocol):
         """
         ...
 
-    def key_of(self, row: int) -> bytes | int | None:
-        """Returns the key of a row id; None for a row without a key."""
-        ...
+    def key_of(self, row: int) -> bytes | int | None: ...
 
 
 class Table(Protocol):
@@ -315,6 +314,4 @@ class Table(Protocol):
 class Backend(Protocol):
     """A resource with which the native core runs signatures of a version, such as an open TensorFlow session."""
 
-    def close(self) -> None:
-        """Frees the backend's resources, such as sessions; called once, after the last request."""
-        ...
+    def close(self) -> None: ...

@@ -1,23 +1,28 @@
-"""Reads the objects of examples/kubernetes and finds the faults of each file, without kustomize, Helm or a cluster."""
+"""Reads the objects of examples/kubernetes and finds the faults of each file, without kustomize or a cluster."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from tests.kubernetes_schemas import file_faults, object_faults, patched
+from tests.kubernetes_schemas import OLDEST, file_faults, object_faults, patched
 
 FOLDER = Path(__file__).parents[1] / "examples" / "kubernetes"
 BASE, CHART = FOLDER / "base", FOLDER / "chart"
 # Helm templates are not valid YAML, so they are left out; tests/test_helm_chart.py renders and checks them.
 FILES = sorted(file for file in FOLDER.rglob("*.yaml") if file.parent.name != "templates")
 Objects = dict[tuple[str, str], Any]
+# Renders for the oldest supported version of Kubernetes; without --kube-version, some builds of Helm take 1.20.
+HELM = ["helm", "template", "embedding-server", str(CHART), "--kube-version", OLDEST]
 
 
 def read(file: Path) -> list[Any]:
@@ -29,6 +34,20 @@ def by_name(documents: list[Any]) -> Objects:
     found = {(document["kind"], document["metadata"]["name"]): document for document in documents}
     assert len(found) == len(documents), "two objects of one name"
     return found
+
+
+def rendered(values: Mapping[str, Any]) -> Objects:
+    """Renders the chart with Helm, which also checks the values; skips the test where Helm is not installed."""
+    if shutil.which("helm") is None:
+        pytest.skip("helm is not installed")
+    return by_name([document for document in yaml.safe_load_all(_text(json.dumps(values))) if document is not None])
+
+
+@cache
+def _text(values: str) -> str:
+    done = subprocess.run([*HELM, "--values=-"], input=values, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @cache

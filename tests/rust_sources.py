@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ _TEXT = re.compile(r"""//[^\n]*|/\*.*?\*/|b?r(#*)".*?"\1|b?"(?:\\.|[^"\\])*"|b?'
 _USE = re.compile(r"(pub(?:\([a-z ]+\))?\s+)?\buse\s+([^;]+);")
 _PATH = re.compile(r"(?<![:\w$])[A-Za-z_]\w*(?:::[A-Za-z_]\w*)+")
 _MODULE = re.compile(r"\bmod\s+(\w+)\s*\{")
-_TEST_MODULE = re.compile(r"#\[cfg\(test\)\]\s*(?:pub(?:\([a-z ]+\))?\s+)?mod\s+(\w+)\s*;")
+_TEST_MODULE = re.compile(r"#\[cfg\((?:all\()?test\b[^\]]*\]\s*(?:pub(?:\([a-z ]+\))?\s+)?mod\s+(\w+)\s*;")
 
 # The name of a module, in parts, from the crate's root: ("plan", "routes").
 Module = tuple[str, ...]
@@ -72,11 +73,13 @@ def _reachable(graph: dict[Path, set[Path]], start: Path) -> set[Path]:
 
 
 def _files(sources: dict[Path, str]) -> dict[Module, RustFile]:
-    modules = {module_of(file) for file in sources}
+    modules = frozenset(map(module_of, sources))
     return {module_of(file): _read(source, module_of(file), modules) for file, source in sources.items()}
 
 
-def _read(source: str, module: Module, modules: set[Module]) -> RustFile:
+# Of the files that a test gets, at most one differs from those of the test before.
+@cache
+def _read(source: str, module: Module, modules: frozenset[Module]) -> RustFile:
     text = _TEXT.sub(lambda match: " " * len(match[0]), source)
     inner = list(_inline_modules(text))
     read = RustFile([], {}, [(*module, name) for name in _TEST_MODULE.findall(text)])

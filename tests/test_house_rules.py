@@ -142,8 +142,8 @@ MAY_IMPORT: dict[str, Row] = {
     "service.access": Row(
         _BASE
         | {f"service.{name}" for name in ("artifact.files", "configuration", "control", "versions", "wire")}
-        # service.access counts the reloads of its files (callers, certificates) in metrics.
-        | {"service.observe.reload_metrics"}
+        # service.access counts the reloads of its files (callers, certificates) in metrics, and the core reads these.
+        | {"service.observe.reload_metrics", "service._native"}
     ),
     # service.core is the Python side of the native core: it describes models to the core, and reads the core's
     # counts.
@@ -342,17 +342,7 @@ RUST_MAY_USE: dict[str, set[str]] = {
     "forward": {"admission"},
     "edge": {"forward", "admission", "forms", "plan", "priority.rs"},
     "python_tables.rs": {"tables"},
-    "python.rs": {
-        "last_words.rs",
-        "python_tables.rs",
-        "tables",
-        "clusters",
-        "plan",
-        "towers",
-        "forms",
-        "admission",
-        "edge",
-    },
+    "python.rs": {"last_words.rs", "python_tables.rs", "tables", "clusters", "plan", "towers", "forms", "edge"},
     "python_graphs.rs": {"plan", "towers", "python.rs"},
     "lib.rs": {"python.rs", "python_graphs.rs", "python_log.rs", "python_tables.rs"},
 }
@@ -360,12 +350,11 @@ _PACKAGES = {"service", "model_export", "embedding_client", "movielens"}
 # Modules of the project that load tests and examples may import, by a pattern of their paths; the others know only the
 # wire.
 ALSO_KNOWN: dict[str, set[str]] = {
-    # These examples show the public names of the exporter, and of the client, which stock_clients tests too.
+    # These examples show the public names of the exporter, and of the client.
     "examples/export/*.py": {"model_export", "movielens"},
     # MAY_IMPORT has the row of the demo, which is installed with model_export.
     "examples/movielens/*.py": _PACKAGES,
     "examples/client.py": {"embedding_client"},
-    "loadtest/stock_clients.py": {"embedding_client"},
     # These load tests call adopt() themselves, because a command would import TensorFlow again for each model.
     "loadtest/foreign/children.py": {"model_export"},
     "loadtest/bench/models.py": {"model_export", "tests.toy_model"},
@@ -529,7 +518,9 @@ def test_a_files_name_says_a_thing() -> None:
 
 
 def test_a_file_stays_small() -> None:
-    lines = {file: code_lines((ROOT / file).read_text()) for file in SOURCES}
+    # Splitting a file into tokens takes long, so files that have fewer lines of any kind are left out.
+    long = {file: source for file in SOURCES if (source := (ROOT / file).read_text()).count("\n") > MAX_CODE_LINES}
+    lines = {file: code_lines(source) for file, source in long.items()}
     faultless(f"{file} has {count} lines of code" for file, count in lines.items() if count > MAX_CODE_LINES)
 
 

@@ -16,13 +16,11 @@ from service.configuration.settings_reading import read_settings
 from service.errors import ServiceError
 from service.remote.address import remote_tables
 from service.wire.config_protos import parse_config_text
-from tests.helm_templates import Chart, merged
 
 kubernetes = pytest.importorskip(
     "tests.kubernetes_files", reason="kubernetes-validate is not installed", exc_type=ImportError
 )
 schemas = pytest.importorskip("tests.kubernetes_schemas", exc_type=ImportError)
-CHART = Chart(kubernetes.CHART)
 MODELS = 'model_config_list { config { name: "m" base_path: "%s" model_platform: "tensorflow" } }'
 UNITS = {"Mi": 2**20, "Gi": 2**30}
 
@@ -144,9 +142,7 @@ SET_UPS = {
 def objects_of(setup: SetUp, folder: Path) -> Any:
     """Renders a set-up; returns its objects by kind and name."""
     if not setup.components:
-        values = merged(kubernetes.read(kubernetes.CHART / "values.yaml")[0], setup.values)
-        assert kubernetes.faults(kubernetes.CHART / "values.yaml", [values]) == []
-        return kubernetes.by_name(CHART.render("embedding-server", setup.values))
+        return kubernetes.rendered(setup.values)
     to_examples = os.path.relpath(kubernetes.FOLDER, folder)
     about = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",

@@ -1,4 +1,4 @@
-"""Checks that no file of the repository names a machine's path or a package registry, and that versions are pinned."""
+"""Checks that no file names a machine's path, a package registry or a program that is gone; versions are pinned."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ def test_no_file_holds_a_path_of_a_machine() -> None:
 def test_no_file_names_a_package_registry() -> None:
     found = ((file, REGISTRY_HOSTS.search(file.read_bytes())) for file in tracked_files())
     faultless(f"{file.relative_to(ROOT)} names {match.group(0)!r}" for file, match in found if match)
+
+
+def test_every_load_test_that_a_file_runs_is_there() -> None:
+    modules = {file.with_suffix("").relative_to(ROOT).as_posix() for file in tracked_files() if file.suffix == ".py"}
+    run = ((file, one) for file in tracked_files() for one in re.findall(rb"-m (loadtest[.\w]*\w)", file.read_bytes()))
+    named = {(file, one.decode().replace(".", "/")) for file, one in run}
+    assert named
+    gone = ((file, one) for file, one in named if not {one, f"{one}/__main__"} & modules)
+    faultless(f"{file.relative_to(ROOT)} runs {one}, which is gone" for file, one in gone)
 
 
 def test_the_lock_file_pins_versions_and_no_places() -> None:

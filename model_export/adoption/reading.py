@@ -48,6 +48,7 @@ class Reading:
     parts: tensors of part numbers of keys, with the number of parts: the graph refuses all other part numbers.
     fills: tensors whose second input is the id that stands for an empty row.
     sizes, weights, norms: the constants in the arithmetic of the layout, of the weights and of the vectors' norms.
+    has_norms: whether norms of vectors take part.
     """
 
     graph: SignatureGraph
@@ -60,12 +61,15 @@ class Reading:
     sizes: set[int] = field(default_factory=set)
     weights: set[float] = field(default_factory=set)
     norms: set[float] = field(default_factory=set)
+    has_norms: bool = False
+    _keyed: set[str] = field(default_factory=set)
+    _distinct: set[str] = field(default_factory=set)
     _values: dict[str, Value] = field(default_factory=dict)
     _kinds: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         role_of = {self.roles.ids: "K", self.roles.row_splits: "L", self.roles.weights: "W"}
-        for node, name in self.graph.placeholders().items():
+        for node, name in self.graph.placeholders.items():
             if name in role_of:
                 self._kinds[node] = role_of[name]
         # The values of a sparse input are keys; its indices and dense shape, made of the row splits, are layout.
@@ -92,7 +96,7 @@ class Reading:
         if self.value(tensor).kind != "V":
             raise NotHere(f"{self.graph.flat.nodes[node_of(tensor)].op} computes no vectors")
         # A check of row splits needs no place in a description, whichever inputs it reads.
-        if check := self.graph.check(self.graph.spec.inputs, self.roles.ids):
+        if check := self.graph.check_of(self.roles.ids):
             raise NotRead(f"{check} may refuse a request, by a condition that is not known")
 
     def filled_ids(self) -> list[int]:
@@ -146,7 +150,15 @@ class Reading:
         if all(value.kind == "C" for value in values):
             return Value("C")
         found = self._applied(tensor, node, form, inputs, values)
-        self._collect(node, found, inputs, values)
+        if found.kind in ("L", "W") and not self.graph.ops.shows_in_layout(name, self._keyed):
+            raise NotRead(f"{node.op} may change {_KIND_NAMES[found.kind]} at numbers that no constant names")
+        if found.kind in ("K", "V"):
+            self._keyed.add(name)
+        elif self.graph.ops.counts_distinct(name) or any(node_of(given) in self._distinct for given in inputs):
+            self._distinct.add(name)
+        if form.rule == "mapped" and node.op != "Cast" and any(node_of(given) in self._distinct for given in inputs):
+            raise NotRead(f"{node.op} takes the number of distinct ids")
+        self._collect(node, form, found, inputs, values)
         return found
 
     def _applied(self, tensor: str, node: Any, form: Form, inputs: list[str], values: list[Value]) -> Value:
@@ -254,6 +266,7 @@ class Reading:
         if not factors <= {"C", "L", "W", "N"}:
             raise NotRead(f"{node.op} combines vectors with {_KIND_NAMES[max(factors, key='CLWNKVQ'.index)]}")
         if node.op == "Square" or (node.op == "Mul" and len(vectors) == 2 and inputs[0] == inputs[1]):
+            self.has_norms = True
             return Value("Q")
         if node.op == "Mul" and len(vectors) == 1:
             return Value("V")
@@ -283,21 +296,24 @@ class Reading:
             return Value("V")
         raise NotRead("DynamicStitch puts something else than vectors together")
 
-    def _collect(self, node: Any, found: Value, inputs: list[str], values: list[Value]) -> None:
+    def _collect(self, node: Any, form: Form, found: Value, inputs: list[str], values: list[Value]) -> None:
         """Notes the constants of an op that computes layout, weights or norms: trials lie beside each of them."""
         targets: Mapping[str, set[Any]] = {"L": self.sizes, "W": self.weights, "N": self.norms}
         kinds = {value.kind for value in values} - {"C"}
         # A weight that is compared, a norm that is compared: their conditions are of the same kind as they are.
         kind = found.kind if found.kind in targets else max(kinds, key="LWKNVQ".index)
+        data = form.data_of(inputs)
         for given, value in zip(inputs, values, strict=True):
-            if value.kind != "C" or kind not in targets or self.graph.flat.nodes[node_of(given)].op in _RESOURCES:
+            # The places at which an op takes elements of any kind are layout.
+            target = "L" if form.rule == "moved" and given not in data else kind
+            if value.kind != "C" or target not in targets or self.graph.flat.nodes[node_of(given)].op in _RESOURCES:
                 continue
             numbers = self.constant(given)
-            if numbers.dtype.kind not in "iuf":
+            if numbers.dtype.kind not in ("iu" if target == "L" else "iuf"):
                 continue
             if numbers.size > _MOST_NUMBERS:
                 raise NotRead(f"{node.op} takes {numbers.size} constants")
-            targets[kind].update(numbers.reshape(-1).tolist())
+            targets[target].update(numbers.reshape(-1).tolist())
 
 
 _KIND_NAMES = {

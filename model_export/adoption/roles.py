@@ -12,8 +12,12 @@ import numpy as np
 from model_export.answers.opened_graph import SignatureGraph
 from service.types import Array, SignatureSpec, TensorSpec
 
+# The inputs of a lookup at most: ids, row splits and weights.
+MOST_INPUTS = 3
 _IDS = ("int64", "int32", "string")
 _SPLITS = ("int64", "int32")
+# Size of an inner dimension of ids that the input's shape leaves open.
+_OPEN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,11 @@ class Roles:
         if self.row_splits is None:
             shape = spec.inputs[self.ids].shape or (None,)
             width = len(rows[0]) if rows else 1
-            request[self.ids] = ids.reshape(len(rows), *(size or width for size in shape[1:]))
+            sizes = [size or _OPEN for size in shape[1:]]
+            if None in shape[1:]:
+                # The first open size makes up for the others, as width_of() has them.
+                sizes[shape[1:].index(None)] = max(1, width * _OPEN // int(np.prod(sizes)))
+            request[self.ids] = ids.reshape(len(rows), *sizes)
             return request
         request[self.ids] = ids
         splits = np.cumsum([0, *(len(row) for row in rows)])
@@ -55,8 +63,8 @@ class Roles:
 
 
 def width_of(tensor: TensorSpec) -> int:
-    """Returns the number of ids in each row of an input; 2 if the input's shape does not fix it."""
-    return int(np.prod([size or 2 for size in (tensor.shape or (None,))[1:]]))
+    """Returns the number of ids in each row of an input; a size that the input's shape leaves open is 2."""
+    return int(np.prod([size or _OPEN for size in (tensor.shape or (None,))[1:]]))
 
 
 def possible_roles(graph: SignatureGraph, tensor: str, ids_tensors: Sequence[str]) -> Iterator[Roles]:
@@ -65,8 +73,10 @@ def possible_roles(graph: SignatureGraph, tensor: str, ids_tensors: Sequence[str
     Args:
       ids_tensors: the ids tensors of the table's gathers; all of them depend on the input that holds ids.
     """
-    of_ids = set().union(*(graph.sources(ids) for ids in ids_tensors))
     spec, names = graph.spec, graph.sources(tensor)
+    if len(names) > MOST_INPUTS:
+        return
+    of_ids = set().union(*(graph.sources(ids) for ids in ids_tensors))
     inputs = {name: spec.inputs[name] for name in names}
     if len(names) == 1:
         (name,) = names
@@ -86,13 +96,15 @@ def possible_roles(graph: SignatureGraph, tensor: str, ids_tensors: Sequence[str
 
 def no_roles(graph: SignatureGraph, tensor: str) -> str:
     """Says why the inputs of a tensor are not the ids, row splits and weights of one lookup."""
-    inputs = {name: graph.spec.inputs[name] for name in sorted(graph.sources(tensor))}
+    names = sorted(graph.sources(tensor))
+    inputs = {name: graph.spec.inputs[name] for name in names[:MOST_INPUTS]}
     if not inputs:
         return "its ids depend on no input"
     if len(inputs) == 1:
         ((name, one),) = inputs.items()
         return f"input {name!r} is {one.dtype}, and lookups take {', '.join(_IDS)} ids of one dimension or more"
     told = ", ".join(f"{name!r} ({one.dtype})" for name, one in inputs.items())
+    told += f" and {len(names) - MOST_INPUTS} others" if len(names) > MOST_INPUTS else ""
     return f"inputs {told} are not the ids, row splits and weights of one lookup"
 
 

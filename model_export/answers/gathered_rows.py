@@ -7,7 +7,7 @@ So an added lookup is compared with the model's own graph, and not with the desc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,8 +18,8 @@ from service.errors import ArtifactError
 from service.graph.flat_graph import node_of
 from service.graph.graph_session import DenseGraph
 from service.graph.table_reads import NotProven
-from service.graph.tower import request_feed
-from service.types import Array
+from service.graph.tower import part_of, request_feed
+from service.types import Array, SignatureSpec
 
 
 class NoGatherError(Exception):
@@ -44,12 +44,10 @@ class GatheredRows:
 
     def __init__(self, artifact: Path) -> None:
         self._opened = open_graph(artifact)
+        self._graphs = {spec.name: graph for spec, graph in self._opened.signatures()}
 
     def open(self, signature: str, ids_input: str, variable: str, table: Table) -> OpenedGather:
         """Opens the one gather by which a signature reads rows of a variable for the ids or keys of an input.
-
-        Args:
-          variable: the table's key in the checkpoint. table: reads its rows.
 
         Raises:
           NoGatherError: the signature has no such gather, or several, or TensorFlow can not run the graph before it.
@@ -59,14 +57,17 @@ class GatheredRows:
             parts = [saved.part for saved in opened.handles.values() if saved.key == variable]
             if not parts or any(parts):
                 raise NotProven(f"variable {variable!r} is saved in parts, or the graph does not restore it")
-            graph = opened.signature(signature)
+            graph = self._graphs[signature]
+            if isinstance(graph, str):
+                raise NotProven(graph)
             if variable in graph.otherwise:
                 raise NotProven(graph.otherwise[variable])
             reads = [gather.ids for read in graph.reads if read.key == variable for gather in read.gathers]
             found = [ids for ids in reads if ids_input in graph.sources(ids)]
             if len(found) != 1:
                 raise NotProven(f"{len(found)} gathers of {variable!r} depend on input {ids_input!r}")
-            dense = DenseGraph(opened.meta_graph, {})
+            graph = graph.part(found)
+            dense = DenseGraph(opened.meta_graph, {}, opened.preparation)
             dense.add(graph.flat, graph.flat.ancestors(found, follow=graph.follow), {}, graph.follow)
             session = dense.open_in_python(opened.artifact, opened.handles)
         except (NotProven, ArtifactError) as error:
@@ -79,11 +80,14 @@ class OpenedGather:
 
     def __init__(self, session: Any, graph: SignatureGraph, ids: str, table: Table) -> None:
         self._session, self._ids, self._table = session, ids, table
+        self._inputs = frozenset(graph.spec.inputs)
         self._feed, self._names = request_feed(graph.spec, graph.sparse)
         self._known = {operation.name for operation in session.graph.get_operations()}
 
+    def part_of(self, spec: SignatureSpec, names: Iterable[str]) -> SignatureSpec:
+        return part_of(spec, {}, self._inputs | {*names})[0]
+
     def rows(self, request: Mapping[str, Array]) -> tuple[Array, Array] | None:
-        """Returns the ids and rows that the gather reads for a request; None if the graph refuses the request."""
         import tensorflow as tf
 
         fed = dict(zip(self._names, self._feed(dict(request)), strict=True))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,30 @@ from model_export.graphs.signature_runner import SERVE
 from model_export.graphs.source import ADOPTED_DTYPES, VARIABLES_PREFIX
 from model_export.tensorflow_setup import tf
 from service.artifact.bundle import BundleEntry, read_bundle
-from service.artifact.signature_def import read_signatures
+from service.artifact.signature_def import read_meta_graph, read_signatures
 from service.errors import ArtifactError, InvalidRequest
-from service.graph.flat_graph import FlatGraph, flatten, node_of
-from service.graph.graph_session import DenseGraph
+from service.graph.claimed_ops import ClaimedOps
+from service.graph.flat_graph import FlatGraph, flatten, node_of, reachable
+from service.graph.graph_session import DenseGraph, Preparation
 from service.graph.restoring import Saved, repair_handles, restored_otherwise, saved_tensors, variable_names
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.table_reads import (
+    PLACEHOLDERS,
     NotProven,
-    acts,
+    acting,
     bottlenecks,
     check_kept,
+    downstream,
     has_effect,
+    initialized_variables,
     needed_nodes,
+    readers_of,
     table_reads,
     written_variables,
 )
-from service.graph.tower import request_feed, rows_of
+from service.graph.tower import part_of, request_feed, rows_of
 from service.tables.table import MappedTable
-from service.types import Array, SignatureSpec, TableInfo, runnable
+from service.types import Array, SignatureSpec, TableInfo, Tensors, runnable
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +64,16 @@ class Read:
 
     @property
     def rows(self) -> frozenset[str]:
-        """Names of the graph's tensors that hold the results of this read's gather ops, which are rows of the table."""
         return frozenset(gather.rows for gather in self.gathers)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SignatureGraph:
     """The graph of one signature of an adopted model, with all function calls inlined.
 
-    outputs: name of the output -> its tensor in the flat graph.
-    needed: the nodes that the outputs depend on.
     reads: every read of the tables that the signature reads row by row.
     otherwise: checkpoint key of a variable -> why its reads in this signature are no lookups.
+    whole: of a part(), the graph of the signature; None for the graph of a signature.
     """
 
     spec: SignatureSpec
@@ -80,48 +84,88 @@ class SignatureGraph:
     otherwise: Mapping[str, str]
     sparse: Mapping[str, SparseNames]
     follow: Any = field(repr=False)
+    whole: SignatureGraph | None = field(default=None, repr=False)
+
+    def part(self, tensors: Iterable[str]) -> SignatureGraph:
+        """Returns the same graph with the inputs alone on which the given tensors depend: requests to it are small."""
+        names = {name for tensor in tensors for name in self.sources(tensor)}
+        names |= {part for one in self.spec.ragged_names if not names.isdisjoint(one[1:]) for part in one[1:]}
+        spec, sparse = part_of(self.spec, self.sparse, names)
+        return replace(self, spec=spec, sparse=sparse, whole=self)
 
     def behind(self, read: Read) -> list[str]:
         """Returns the tensors that lie on every path from the read's rows to the outputs, nearest to the rows first.
 
-        The signature's outputs come last.
+        The signature's outputs that depend on the rows come last.
         """
-        found = bottlenecks(self.flat, self.needed, self.outputs.values(), read.gathers[0].rows, self.follow)
-        return found + [tensor for tensor in self.outputs.values() if tensor not in found]
+        rows = read.gathers[0].rows
+        found = bottlenecks(self.flat, self._readers, self.outputs.values(), rows)
+        behind = {node_of(rows), *downstream(self._readers, node_of(rows))}
+        return found + [one for one in self.outputs.values() if one not in found and node_of(one) in behind]
 
+    @cached_property
+    def _readers(self) -> dict[str, list[str]]:
+        return readers_of(self.flat, self.needed, self.follow)
+
+    @cached_property
+    def ops(self) -> ClaimedOps:
+        return self.whole.ops if self.whole else ClaimedOps(self.flat)
+
+    @cached_property
+    def rows(self) -> dict[str, str]:
+        return self.whole.rows if self.whole else {rows: read.key for read in self.reads for rows in read.rows}
+
+    @cached_property
     def placeholders(self) -> dict[str, str]:
-        """Maps each placeholder node of the graph to the name of the signature's input that is fed to it."""
         nodes = {node_of(tensor.tensor_name): name for name, tensor in self.spec.inputs.items() if tensor.tensor_name}
+        splits_of = {ragged.values: ragged.row_splits for ragged in self.spec.ragged_names}
         for names in self.sparse.values():
-            values = nodes[node_of(names.values)]
-            splits = next(ragged.row_splits for ragged in self.spec.ragged_names if ragged.values == values)
+            splits = splits_of[nodes[node_of(names.values)]]
             nodes |= {node_of(names.indices): splits, node_of(names.dense_shape): splits}
         return nodes
 
-    def check(self, lookups: Collection[str], source: str = "") -> str:
+    def check(self, lookups: Collection[str]) -> str:
         """Returns the op of a node that runs only to refuse requests, such as Assert; "" if there is none.
 
         Checks of row splits are left out.
 
         Args:
           lookups: inputs of lookups, whose row splits the server checks itself.
-          source: an input that the op must depend on; "" for any.
         """
-        nodes = self.placeholders()
         ragged = {name for names in self.spec.ragged_names for name in (names.values, names.row_splits)} | {*lookups}
-        known = frozenset(node for node, name in nodes.items() if name in ragged)
-        computed = self.flat.ancestors(self.outputs.values(), follow=lambda reference: False)
-        for name in sorted(self.needed - computed):
-            if acts(self.flat, name, known):
-                inputs = {nodes[n] for n in self.flat.ancestors([name]) if n in nodes}
-                if not source or source in inputs:
-                    return str(self.flat.nodes[name].op)
-        return ""
+        known = (node for node, name in self.placeholders.items() if name in ragged)
+        return next((self.flat.nodes[name].op for name in self._checks(frozenset(known))), "")
 
-    def sources(self, tensor: str) -> set[str]:
-        """Returns the names of the signature's inputs on which the given tensor depends."""
-        nodes = self.placeholders()
-        return {nodes[name] for name in self.flat.ancestors([tensor], follow=self.follow) if name in nodes}
+    def check_of(self, source: str) -> str:
+        """Returns the op of a check that depends on an input, as check() does; leaves out all checks of row splits."""
+        return (self.whole or self)._check_of.get(source, "")
+
+    @cached_property
+    def _check_of(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        seen: set[str] = set()
+        for name in self._checks(frozenset(self.placeholders)):
+            for node in self.flat.walk([name], seen, follow=lambda reference: False):
+                if node in self.placeholders:
+                    found[self.placeholders[node]] = found.get(self.placeholders[node], self.flat.nodes[name].op)
+        return found
+
+    def _checks(self, known: frozenset[str]) -> Iterator[str]:
+        computed = self.flat.ancestors(self.outputs.values(), follow=lambda reference: False)
+        return filter(acting(self.flat, known), sorted(self.needed - computed))
+
+    def sources(self, tensor: str) -> frozenset[str]:
+        graph = self.whole or self
+        found = graph._sources.get(tensor)
+        if found is None:
+            before = graph.flat.ancestors([tensor], follow=graph.follow)
+            nodes = graph.placeholders
+            found = graph._sources[tensor] = frozenset(nodes[name] for name in before if name in nodes)
+        return found
+
+    @cached_property
+    def _sources(self) -> dict[str, frozenset[str]]:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +175,7 @@ class OpenedGraph:
     bundle: key in the checkpoint -> entry. variables: the entries that the graph restores and that may be tables.
     handles: variable node of the graph -> the checkpoint tensor that the node is restored from.
     kept: nodes of the graph whose state is no variable, such as mutable hash tables.
-    written: nodes of the graph that a signature writes.
+    written: nodes of the graph that a signature writes. initialized: those that the init node writes.
     repaired: number of handles that nothing restored until repair_handles replaced them.
     sparse: signature -> the names of its sparse inputs' tensors, by input.
     """
@@ -144,8 +188,10 @@ class OpenedGraph:
     handles: Mapping[str, Saved]
     kept: frozenset[str]
     written: frozenset[str]
+    initialized: frozenset[str]
     repaired: int
     sparse: Mapping[str, Mapping[str, SparseNames]]
+    preparation: Preparation
 
     def handles_of(self, key: str) -> list[str]:
         """Returns the graph nodes of a variable; the nodes of a variable in parts are in the order of their rows."""
@@ -180,24 +226,36 @@ class OpenedGraph:
             raise NotProven(f"{composite[0]!r} is a composite tensor, such as a sparse one")
         flat = flatten(self.meta_graph.graph_def, [tensor.tensor_name for tensor in spec.outputs.values()])
         outputs = {name: flat.resolved(tensor.tensor_name) for name, tensor in spec.outputs.items()}
-        follow = has_effect(flat, frozenset())
-        needed = needed_nodes(flat, outputs.values(), follow)
+        needed = needed_nodes(flat, outputs.values(), has_effect(flat, frozenset()))
+        # No lookup waits for a check of row splits, which the server makes itself.
+        fed = (node_of(tensor.tensor_name) for tensor in spec.inputs.values() if tensor.tensor_name)
+        follow = has_effect(flat, frozenset(fed))
         check_kept(needed, self.kept, self.written)
         reads: list[Read] = []
         otherwise: dict[str, str] = {}
+        readers = readers_of(flat, needed)
         for key in self.variables:
             try:
-                reads += self._reads(flat, needed, key)
+                reads += self._reads(flat, needed, key, readers)
             except NotProven as error:
                 otherwise[key] = str(error)
+        gathers = [gather for read in reads for gather in read.gathers]
+        ends = [*outputs.values(), *(gather.ids for gather in gathers)]
+        left = flat.ancestors(ends, cut=frozenset(gather.rows for gather in gathers), follow=follow)
+        flat.drop_controls(left, follow)
         return SignatureGraph(spec, flat, outputs, needed, reads, otherwise, sparse, follow)
 
-    def _reads(self, flat: FlatGraph, needed: set[str], key: str) -> list[Read]:
+    def _reads(self, flat: FlatGraph, needed: set[str], key: str, readers: Mapping[str, Sequence[str]]) -> list[Read]:
         handles = self.handles_of(key)
+        if not needed.isdisjoint(self.initialized.intersection(handles)):
+            raise NotProven(f"variable {key!r} is written when the model is loaded")
+        entry = self.variables[key]
+        if entry.is_sliced and any(part.start[1] or part.entry.shape[1] != entry.shape[1] for part in entry.slices):
+            raise NotProven(f"variable {key!r} is saved in parts by columns")
         of_parts = []
         for handle in handles:
             first = _first_row(self.handles[handle].part)
-            found = table_reads(flat, needed, {handle: key})
+            found = table_reads(flat, needed, {handle: key}, readers)
             of_parts.append([RowRead(read.ids, read.rows, first) for read in found])
         if not any(self.handles[handle].part for handle in handles):
             return [Read(key, (gather,)) for gathers in of_parts for gather in gathers]
@@ -224,7 +282,8 @@ def open_graph(artifact: Path) -> OpenedGraph:
         bundle = read_bundle(artifact / VARIABLES_PREFIX)
         repaired = repair_handles(meta_graph, artifact)
         handles, kept = saved_tensors(meta_graph), restored_otherwise(meta_graph)
-        written = written_variables(meta_graph)
+        written, initialized = written_variables(meta_graph), initialized_variables(meta_graph)
+        preparation = Preparation(meta_graph)
     except (OSError, RuntimeError, ArtifactError) as error:
         raise ExportError(f"cannot read {artifact}: {error}") from error
     restored = {saved.key for saved in handles.values()}
@@ -235,8 +294,35 @@ def open_graph(artifact: Path) -> OpenedGraph:
     }
     sparse = read_sparse_names(meta_graph)
     return OpenedGraph(
-        artifact, meta_graph, runnable(specs), bundle, variables, handles, kept, written, repaired, sparse
+        artifact,
+        meta_graph,
+        runnable(specs),
+        bundle,
+        variables,
+        handles,
+        kept,
+        written,
+        initialized,
+        repaired,
+        sparse,
+        preparation,
     )
+
+
+def needed_inputs(artifact: Path, spec: SignatureSpec) -> dict[str, frozenset[str]]:
+    """Returns output of a signature -> the inputs without which TensorFlow does not compute it.
+
+    A function that computes all outputs needs all inputs. "" stands for a placeholder that is no input.
+    """
+    nodes = {node.name: node for node in read_meta_graph(artifact / "saved_model.pb").graph_def.node}
+    inputs = {node_of(tensor.tensor_name): name for name, tensor in spec.inputs.items()}
+    of_node: dict[str, frozenset[str]] = {}
+    for tensor in spec.outputs.values():
+        name = node_of(tensor.tensor_name)
+        if name not in of_node:
+            before = reachable(nodes, [name] if name else [])
+            of_node[name] = frozenset(inputs.get(n, "") for n in before if nodes[n].op in PLACEHOLDERS)
+    return {name: of_node[node_of(tensor.tensor_name)] for name, tensor in spec.outputs.items()}
 
 
 def _content(entry: BundleEntry) -> tuple[object, ...]:
@@ -276,7 +362,6 @@ class RandomTable(MappedTable):
         self._norms: tuple[float, ...] = ()
 
     def fill(self, ids: Array) -> None:
-        """Makes the rows of some ids; ids that the table lacks are left out."""
         for row in set(np.asarray(ids).reshape(-1).tolist()) - self._filled:
             if 0 <= row < self.info.vocabulary_size:
                 self._filled.add(row)
@@ -306,80 +391,91 @@ class RandomTable(MappedTable):
 
 
 class Probe:
-    """A TensorFlow session of all signatures' graphs; rows of tables are fed. Concurrency: one caller at a time."""
+    """A TensorFlow session of the part of a graph that one read's lookup can span; rows of its table are fed.
 
-    def __init__(self, opened: OpenedGraph, graphs: Iterable[SignatureGraph]) -> None:
-        self._opened = opened
-        dense = DenseGraph(opened.meta_graph, {})
-        self.tables = {
-            key: RandomTable(key, opened.variables[key])
-            for key in {read.key for graph in graphs for read in graph.reads}
-        }
-        for graph in graphs:
-            gathers = [gather for read in graph.reads for gather in read.gathers]
-            ends = [*graph.outputs.values(), *(gather.ids for gather in gathers)]
-            left = graph.flat.ancestors(ends, cut=frozenset(g.rows for g in gathers), follow=graph.follow)
-            dtypes = {read: tf.as_dtype(opened.variables[read.key].dtype).as_datatype_enum for read in graph.reads}
-            placeholders = {node_of(rows): dtype for read, dtype in dtypes.items() for rows in read.rows}
-            dense.add(graph.flat, left | placeholders.keys(), placeholders, graph.follow)
+    A session of the whole graph would copy the graph for each tensor that is asked for: a read has about ten.
+    Concurrency: one caller at a time.
+    """
+
+    def __init__(self, opened: OpenedGraph, graph: SignatureGraph, read: Read, tensors: Iterable[str]) -> None:
+        self.graph, self.read = graph, read
+        self.table = RandomTable(read.key, opened.variables[read.key])
+        self._opened, self._tensors = opened, [*tensors]
+        self._constants: dict[str, Array] = {}
+
+    @cached_property
+    def _session(self) -> Any:
+        opened, graph, rows = self._opened, self.graph, self.graph.rows
+        ends = [*self._tensors, *(gather.ids for gather in self.read.gathers)]
+        # No table is loaded: other tables' rows are placeholders, too, which nothing is fed to.
+        left = graph.flat.ancestors(ends, cut=frozenset(rows), follow=graph.follow)
+        given = {i for name in left for i in graph.flat.nodes[name].input if i in rows} | self.read.rows
+        dtypes = {tensor: tf.as_dtype(opened.variables[rows[tensor]].dtype) for tensor in given}
+        placeholders = {node_of(tensor): dtype.as_datatype_enum for tensor, dtype in dtypes.items()}
+        dense = DenseGraph(opened.meta_graph, {}, opened.preparation)
+        dense.add(graph.flat, left | placeholders.keys(), placeholders, graph.follow)
         try:
-            self.session = dense.open_in_python(opened.artifact, opened.handles)
+            return dense.open_in_python(opened.artifact, opened.handles)
         except (NotProven, ArtifactError, tf.errors.OpError) as error:
             raise ExportError(f"TensorFlow can not run the graph of {opened.artifact}: {error}") from error
 
-        self._constants: dict[str, Array] = {}
-        # The names of the graph's ops. An input that no node reads is not among them, and must not be fed.
-        self._known = {operation.name for operation in self.session.graph.get_operations()}
-
     def close(self) -> None:
-        self.session.close()
+        if "_session" in vars(self):
+            self._session.close()
 
-    def feed(self, graph: SignatureGraph, request: Mapping[str, Array]) -> dict[str, Array]:
-        """Returns a request's arrays by tensor name; leaves out inputs whose tensors the session's graph lacks."""
-        to_feed, names = request_feed(graph.spec, graph.sparse)
-        fed = dict(zip(names, to_feed(request), strict=True))
-        return {tensor: array for tensor, array in fed.items() if node_of(tensor) in self._known}
+    @cached_property
+    def _feed(self) -> Callable[[Tensors], dict[str, Array]]:
+        convert, names = request_feed(self.graph.spec, self.graph.sparse)
+        # An input that no node reads is not among the session's ops, and must not be fed.
+        known = {operation.name for operation in self._session.graph.get_operations()}
 
-    def run(
-        self, graph: SignatureGraph, request: Mapping[str, Array], read: Read, tensors: Sequence[str]
-    ) -> list[Array] | None:
-        """Runs the graph up to `tensors`; feeds rows of the table in place of the results of the gathers of `read`.
+        def feed(request: Tensors) -> dict[str, Array]:
+            fed = dict(zip(names, convert(request), strict=True))
+            return {tensor: array for tensor, array in fed.items() if node_of(tensor) in known}
+
+        return feed
+
+    def run(self, request: Mapping[str, Array], tensor: str) -> Array | None:
+        """Runs the graph up to a tensor; feeds rows of the table in place of the results of the read's gathers.
 
         Returns None if the graph refuses the request.
         """
-        table = self.tables[read.key]
+        gathers = self.read.gathers
         try:
             # Numbers that are no row splits can not be made indices of a sparse input: a ValueError.
-            fed = self.feed(graph, request)
-            found = self.session.run([gather.ids for gather in read.gathers], fed)
-            for gather, ids in zip(read.gathers, found, strict=True):
-                fed[gather.rows] = _rows(table, np.asarray(ids) + gather.first_row)
-            return list(self.session.run(list(tensors), fed))
+            fed = self._feed(request)
+            found = self._session.run([gather.ids for gather in gathers], fed)
+            for gather, ids in zip(gathers, found, strict=True):
+                fed[gather.rows] = _rows(self.table, np.asarray(ids) + gather.first_row)
+            return np.asarray(self._session.run(tensor, fed))
         except (tf.errors.OpError, InvalidRequest, ValueError):
             return None
 
-    def rows_read(self, graph: SignatureGraph, read: Read, request: Mapping[str, Array]) -> Array:
+    def rows_read(self, request: Mapping[str, Array]) -> Array:
         """Returns the numbers of the rows that the graph reads for a request that it accepts, [N] int64."""
-        found = self.session.run([gather.ids for gather in read.gathers], self.feed(graph, request))
-        rows = [np.asarray(ids).reshape(-1) + gather.first_row for gather, ids in zip(read.gathers, found, strict=True)]
+        gathers = self.read.gathers
+        found = self._session.run([gather.ids for gather in gathers], self._feed(request))
+        rows = [np.asarray(ids).reshape(-1) + gather.first_row for gather, ids in zip(gathers, found, strict=True)]
         return np.concatenate(rows).astype(np.int64)
 
     def constant(self, tensor: str) -> Array:
-        """Returns the value of a tensor that depends on no input and on no variable."""
         if tensor not in self._constants:
-            self._constants[tensor] = np.asarray(self.session.run(tensor))
+            node = self.graph.flat.nodes[node_of(tensor)]
+            is_stored = node.op == "Const"
+            found = tf.make_ndarray(node.attr["value"].tensor) if is_stored else self._session.run(tensor)
+            self._constants[tensor] = np.asarray(found)
         return self._constants[tensor]
 
     def lookup_table(self, handle: str) -> tuple[Array, Array]:
-        """Returns the keys and the values of a TensorFlow lookup table, given the tensor of its handle."""
-        node = self.session.graph.get_operation_by_name(node_of(handle)).node_def
-        with self.session.graph.as_default():
+        graph = self._session.graph
+        node = graph.get_operation_by_name(node_of(handle)).node_def
+        with graph.as_default():
             exported = tf.raw_ops.LookupTableExportV2(
-                table_handle=self.session.graph.get_tensor_by_name(handle),
+                table_handle=graph.get_tensor_by_name(handle),
                 Tkeys=tf.as_dtype(node.attr["key_dtype"].type),
                 Tvalues=tf.as_dtype(node.attr["value_dtype"].type),
             )
-        keys, values = self.session.run([exported.keys, exported.values])
+        keys, values = self._session.run([exported.keys, exported.values])
         return np.asarray(keys), np.asarray(values)
 
 

@@ -41,7 +41,6 @@ class Constants:
 
     @staticmethod
     def of(artifact: Path) -> Constants:
-        """Reads the constants of a SavedModel's {serve} graph and of all its functions."""
         integers: set[int] = set()
         strings: set[bytes] = set()
         for array in constant_arrays(artifact, _MOST_ELEMENTS):
@@ -64,13 +63,11 @@ def edge_ids(size: int, dtype: Any, constants: Constants) -> Array:
 
 
 def edge_keys(known: Sequence[bytes], constants: Constants) -> list[bytes]:
-    """Returns string keys: some of the known ones, prefixes, suffixes and other cases of them, "", and the graph's."""
     texts = [b"", b" ", b"0", b"-1", b"nan", *near_texts([*known[:_CHANGED_KEYS], *known[-2:]], constants.strings)]
     return [*dict.fromkeys(texts)]
 
 
 def edge_key_numbers(known: Iterable[int], constants: Constants) -> Array:
-    """Returns integer keys: known ones and their neighbours, 0, -1, the limits of int64, and the graph's constants."""
     numbers = [*known]
     near = {n + d for n in (0, *numbers[:_CHANGED_KEYS], *numbers[-2:], *constants.integers) for d in (-1, 0, 1)}
     limits = np.iinfo(np.int64)
@@ -118,7 +115,6 @@ class ServedAnswers:
         self._opened.close()
 
     def has(self, signature: str) -> bool:
-        """Says whether the server answers a signature with code of its own."""
         if isinstance(self._opened, Model):
             return signature in self._opened.lookups
         return signature in self._opened.backends and signature not in self._opened.not_run

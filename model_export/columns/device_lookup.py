@@ -167,7 +167,6 @@ class DeviceLookup:
 
     @property
     def embedding_lookup_device(self) -> str | None:
-        """The lookup device that the user chose for the column: cpu, tpu_tensor_core, tpu_embedding_core or None."""
         return self._device_name
 
     @property
@@ -182,7 +181,6 @@ class DeviceLookup:
 
     @property
     def max_sequence_length(self) -> int:
-        """The length L to which a sequence column is cut or padded; 0 for other columns."""
         length: int = self.get_max_sequence_length()  # type: ignore[attr-defined]
         return length
 

@@ -42,7 +42,6 @@ register = _serialization.register_feature_column
 
 
 def is_on_tpu() -> bool:
-    """Says whether the current graph is for a TPU: in a shard context, or in TPU inference."""
     return _tpu_function.get_tpu_context().number_of_shards is not None or is_tpu_inference()
 
 

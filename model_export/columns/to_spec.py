@@ -103,7 +103,6 @@ def table_names(feature_columns: Any) -> Mapping[str, Sequence[Any]]:
 
 
 def shared_table(column: Any) -> Any:
-    """Returns the table object of a shared column; None for a column with a table of its own."""
     is_shared = isinstance(column, tensorflow_columns.TpuSharedColumn)
     return column.shared_embedding_column_creator if is_shared else None
 

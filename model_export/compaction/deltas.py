@@ -109,7 +109,7 @@ def read_deltas(folder: Path, journal: Path | None) -> tuple[list[Delta], list[s
 
     if journal is not None:
         if not journal.is_file():
-            raise ExportError(f"{journal} is no journal")
+            raise ExportError(f"{journal} is no journal" if journal.exists() else f"{journal} does not exist")
         upserts = Journal(journal, max_bytes=_UNLIMITED, max_record_bytes=_UNLIMITED, refused=refused)
         try:
             collect(upserts.read(_UNLIMITED), is_journaled=True)
@@ -120,7 +120,6 @@ def read_deltas(folder: Path, journal: Path | None) -> tuple[list[Delta], list[s
 
 
 def write_deltas(artifact: Path, manifest: Manifest, deltas: Sequence[Delta]) -> dict[str, TableEntry]:
-    """Writes the rows of the deltas into the tables, in order; returns the manifest's tables with new checksums."""
     for delta in deltas:
         _write(artifact, manifest.tables[delta.table], delta)
     return _with_checksums(artifact, manifest, {delta.table for delta in deltas})

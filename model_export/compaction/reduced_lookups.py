@@ -72,7 +72,6 @@ class _Vocabulary:
         )
 
     def lookup(self, keys: Any) -> Any:
-        """Returns the line number of each string key; -1 for a key that the vocabulary lacks."""
         missing = tf.constant(-1, tf.int64)
         lines = tf.raw_ops.LookupTableFindV2(table_handle=self._handle, keys=keys, default_value=missing)
         return tf.ensure_shape(lines, keys.shape)

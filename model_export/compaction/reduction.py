@@ -72,7 +72,6 @@ class Losses:
             self._counts[what] += numbers.size
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the largest and the mean error, absolute and relative, and the mean cosine to the trained rows."""
         found: dict[str, Any] = {"dtype": self._dtype}
         for what, total in self._sums.items():
             if what in self._largest:
@@ -242,8 +241,6 @@ def reduce_tables(
 
     Args:
       artifact: a copy that is no version yet; this function changes its files.
-      progress: called with the name of the table that is read next; returns a function that is called with
-        (rows done, rows).
 
     Raises:
       ExportError: a table has numbers that a dtype can not hold, or the graph can not be built.

@@ -45,9 +45,6 @@ class ClusterTask:
     def parse(text: str | None, distribution: str, asker: str | None = None) -> ClusterTask:
         """Reads the value of TF_CONFIG for "multi_worker" or "parameter_server".
 
-        Args:
-          asker: who needs TF_CONFIG, for the message; None: the flag --distribution.
-
         Raises:
           ExportError: the value is missing or does not fit the distribution; the message lists all faults and shows an
             example.
@@ -85,7 +82,6 @@ class ClusterTask:
 
 
 def lists_parameter_servers(text: str | None) -> bool:
-    """Says whether a value of TF_CONFIG makes this process a part of a cluster with parameter servers."""
     data = _read(text)
     return bool(_tasks(data).get("ps")) and _task(data)[0] != "evaluator"
 

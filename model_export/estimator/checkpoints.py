@@ -19,7 +19,6 @@ def latest_checkpoint(model_dir: str) -> str | None:
 
 
 def global_step(checkpoint: str | None) -> int:
-    """Returns the global step at which a checkpoint was saved; 0 if `checkpoint` is None."""
     if checkpoint is None:
         return 0
     return int(tf.train.load_checkpoint(checkpoint).get_tensor(tf.compat.v1.GraphKeys.GLOBAL_STEP))

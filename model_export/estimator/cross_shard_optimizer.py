@@ -23,8 +23,6 @@ _WRAPPER = tf.compat.v1.tpu.CrossShardOptimizer
 
 @dataclass(slots=True)
 class _Unwrapping:
-    """State of one `with unwrapped(...)` block: TPUConfig.num_shards, and whether the block has logged its line yet."""
-
     num_shards: int | None
     is_logged: bool = False
 
@@ -56,9 +54,6 @@ def unwrapped(num_shards: int | None) -> Iterator[None]:
     """Makes this thread's CrossShardOptimizers train, in the `with` block, as the optimizers that they wrap.
 
     Writes one log line when this happens.
-
-    Args:
-      num_shards: TPUConfig.num_shards.
 
     Raises:
       ValueError: a CrossShardOptimizer has a group_assignment of several replicas, or sums the gradients of several

@@ -35,7 +35,6 @@ def embedding_columns(spec: EmbeddingConfigSpec) -> list[Any]:
 
 
 def table_key(column: Any) -> str:
-    """Returns the name of a column's table in the model's ModelSpec; columns that share a table have the same name."""
     own_name = getattr(column, "get_embedding_var_name", None)
     return safe_name(column.name if own_name is None else own_name(), "table")
 
@@ -78,7 +77,6 @@ class TableRecorder:
             self._give_back()
 
     def create(self, key: str, create: Callable[[], Any]) -> Any:
-        """Records the one variable that `create` creates, as a table of table_to_config_dict; returns the variable."""
         self._configured = key
         try:
             return create()
@@ -107,11 +105,7 @@ class TableRecorder:
         return {key: variables[0] for key, variables in self._found.items()}
 
     def trained_tables(self) -> list[TrainedTable]:
-        """Returns every table, by name, with its variable and optimizer; each part of a split table is an own entry.
-
-        Raises:
-          ValueError: as variables().
-        """
+        """Returns every table, by name, with its variable and optimizer; each part of a split table is an own entry."""
         return [
             self._trained(key, part)
             for key, variable in sorted(self.variables().items())
@@ -290,11 +284,7 @@ def with_activations(spec: EmbeddingConfigSpec, features: Any, recorder: TableRe
 
 
 def feature_ids(name: str, config: FeatureConfig, table: TableConfig, features: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns a feature's ids, sparse or (only for a table without combiner) dense, and its weights or None.
-
-    Raises:
-      ValueError: the ids or weights are invalid, as in with_activations.
-    """
+    """Returns a feature's ids, sparse or (only for a table without combiner) dense, and its weights or None."""
     ids = _sparse(features[name])
     if not ids.dtype.is_integer:
         raise ValueError(
@@ -378,9 +368,6 @@ def looked_up_ids(spec: EmbeddingConfigSpec, features: Mapping[str, Any]) -> dic
     """Returns the row numbers that each feature looks up for one batch, by the feature names of lookup_spec().
 
     A value is a SparseTensor, or a dense tensor if each example has one id.
-
-    Args:
-      features: the batch: the features that input_fn returned, in the current graph.
     """
     if spec.feature_columns:
         from tensorflow.python.feature_column.feature_column_v2 import FeatureTransformationCache
@@ -399,7 +386,6 @@ def looked_up_ids(spec: EmbeddingConfigSpec, features: Mapping[str, Any]) -> dic
 
 
 def weight_keys(spec: EmbeddingConfigSpec) -> dict[str, str]:
-    """Maps the names of weighted features in lookup_spec() to the keys of their weights in input_fn's features."""
     if spec.feature_columns:
         columns = feature_names(embedding_columns(spec)).items()
         keys = {name: getattr(column.categorical_column, "weight_feature_key", None) for name, column in columns}
@@ -433,7 +419,6 @@ def _feature(name: str, config: FeatureConfig, table: TableConfig, max_ids_per_r
 
 
 def ids_and_splits(ids: Any) -> tuple[Any, Any]:
-    """Returns values and row_splits of the ids that a session run returned; row_splits is None for dense ids."""
     if not isinstance(ids, tf.compat.v1.SparseTensorValue):
         return ids.reshape(-1), None
     lengths = np.bincount(ids.indices[:, 0], minlength=ids.dense_shape[0])

@@ -314,7 +314,6 @@ class EstimatorSpec(_Fields):
 
 
 def call_on_host(call: Any) -> Any:
-    """Calls the function of an eval_metrics or host_call pair with the pair's tensors, and returns its result."""
     function, tensors = call
     return function(**tensors) if isinstance(tensors, dict) else function(*tensors)
 

@@ -85,9 +85,6 @@ def build_model_graph(
     """Calls model_fn in the current graph, which must have a global step; in mode TRAIN, adds the training of its
     tables.
 
-    Args:
-      processes: of a training; None: this process alone.
-
     Raises:
       ValueError: model_fn returned no EstimatorSpec, or did not create the tables of the EmbeddingConfigSpec.
     """
@@ -116,7 +113,6 @@ def build_model_graph(
 
 
 def model_features(model: Model, features: Any, recorder: TableRecorder) -> Any:
-    """Returns the features for model_fn, with vectors in place of the ids that feature_to_config_dict names."""
     if model.embedding is None or not model.embedding.feature_to_config_dict:
         return features
     return with_activations(model.embedding, features, recorder)
@@ -156,7 +152,6 @@ class ServingGraph:
     scaffold_fn: Callable[[], Any] | None
 
     def definitions(self) -> dict[str, Any]:
-        """Returns the SignatureDefs of all heads by signature name, for the receiver tensors and each alternative."""
         alternatives = getattr(self.receiver, "receiver_tensors_alternatives", None)
         return signature_defs(self.heads, self.receiver.receiver_tensors, alternatives)
 

@@ -25,7 +25,6 @@ def predict(
     warm_start_settings: WarmStartSettings | None,
     yield_single_examples: bool,
 ) -> Iterator[Any]:
-    """Yields an estimator's predictions, one row or one batch at a time, until the input ends."""
     # The caller may change the default graph between two items of this generator, so each step enters the generator's
     # graph again.
     graph = tf.Graph()
@@ -101,13 +100,7 @@ def evaluate(
     warm_start_settings: WarmStartSettings | None,
     summary_dir: str,
 ) -> dict[str, Any]:
-    """Evaluates a checkpoint; returns its metrics by name, with the mean loss as "loss", and "global_step".
-
-    Args:
-      steps: number of batches; None: until the input ends.
-      checkpoint: None evaluates the initial values.
-      summary_dir: folder into which the values are also written, as summaries.
-    """
+    """Evaluates a checkpoint; returns its metrics by name, with the mean loss as "loss", and "global_step"."""
     v1 = tf.compat.v1
     with tf.Graph().as_default():
         features, labels, input_hooks = start_graph(model, input_fn, ModeKeys.EVAL)

@@ -45,7 +45,6 @@ def features_and_labels(result: Any) -> tuple[Any, Any, list[Any]]:
 
 
 def start_graph(model: Model, input_fn: Callable[..., Any], mode: str) -> tuple[Any, Any, list[Any]]:
-    """Adds the global step and the input of a mode to the current graph; returns what features_and_labels() returns."""
     tf.compat.v1.set_random_seed(model.config.tf_random_seed)
     tf.compat.v1.train.create_global_step()
     with tf.device("/cpu:0"):
@@ -74,7 +73,6 @@ def train(
     warm_start_settings: WarmStartSettings | None,
     processes: OneProcess,
 ) -> None:
-    """Trains, starting at the newest checkpoint of model_dir, until a hook requests a stop or the input ends."""
     v1 = tf.compat.v1
     config = model.config
     if processes.is_chief:

@@ -55,7 +55,6 @@ class OneProcess:
         return gradients
 
     def session_arguments(self) -> dict[str, Any]:
-        """Returns the arguments of MonitoredTrainingSession that depend on the training's processes."""
         return {"config": self._config.session_config}
 
     def hooks(self) -> list[Any]:
@@ -201,9 +200,6 @@ class MirroredWorkers(OneProcess):
         return arguments if self.is_chief else {**arguments, "save_summaries_steps": None, "save_summaries_secs": None}
 
     def hooks(self) -> list[Any]:
-        """Returns the hook that sets all workers' variables to the chief's values before the first step; see
-        OneProcess.
-        """
         return [_SameStart(self._exchange, is_chief=self.is_chief)]
 
     def finish_steps(self) -> None:
@@ -300,7 +296,6 @@ class ParameterServers(OneProcess):
         self._marks.put()
 
     def serve(self) -> None:
-        """Serves this parameter server's variables until the chief and all workers have ended."""
         self._marks.wait_for([*self._names("chief"), *self._names("worker")])
         if self._task.index:
             self._marks.put()
@@ -334,14 +329,12 @@ class _EndMarks:
         self._config = tf.compat.v1.ConfigProto(device_filters=filters)
 
     def put(self) -> None:
-        """Puts the mark that this process has ended its training; does nothing if it exists, as after a restart."""
         # Read again after a failed call whether the mark is there: a second mark would wait for ever for a place in the
         # queue.
         while not self._sizes_of([self._own])[self._own]:
             self._try(self._put)
 
     def wait_for(self, names: Iterable[str]) -> None:
-        """Waits until each named process has marked its end; logs the names without a mark every 30 seconds."""
         missing, log_s = list(names), time.monotonic() + _LOG_S
         while missing:
             sizes = self._sizes_of(missing)

@@ -224,7 +224,6 @@ def _chosen(
 
 
 def vocabulary_files(spec: ModelSpec, folder: Path) -> dict[str, Path]:
-    """Writes each vocabulary into a new folder, one key a line; returns the file of each feature."""
     folder.mkdir()
     files = {}
     for feature in spec.features:

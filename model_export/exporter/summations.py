@@ -30,9 +30,6 @@ def with_summations(entry: SignatureEntry, meta_graph: Any, signature: str) -> S
 
     A feature keeps its order if no op, or ops of different orders, add up its rows; the server then leaves its sums to
     the graph.
-
-    Args:
-      meta_graph: the MetaGraphDef that holds the signature.
     """
     definition = meta_graph.signature_def[signature]
     flat = flatten(meta_graph.graph_def, [info.name for info in definition.outputs.values()])
@@ -49,11 +46,7 @@ def with_summations(entry: SignatureEntry, meta_graph: Any, signature: str) -> S
 
 
 def order_of(flat: FlatGraph, rows: Iterable[str], tensor: str) -> Summation | None:
-    """Returns the order in which a tensor's ops add gathered rows; None if no op, or ops of several orders, add them.
-
-    Args:
-      rows: tensors with the gathered rows.
-    """
+    """Returns the order in which a tensor's ops add gathered rows; None if no op adds them, or several orders do."""
     within = flat.ancestors([tensor]) | {node_of(tensor)}
     starts = [node_of(name) for name in rows]
     found = {
@@ -73,7 +66,6 @@ def _readers(flat: FlatGraph) -> dict[str, list[str]]:
 
 
 def _orders(flat: FlatGraph, readers: Mapping[str, list[str]], ids: str) -> Iterator[Summation]:
-    """Yields the order of each op that is the first to add up rows gathered by ids that depend on an input."""
     for gather in _downstream(flat, readers, [ids], stops=_is_row_gather):
         if not _is_row_gather(flat.nodes[gather]):
             continue
@@ -83,7 +75,6 @@ def _orders(flat: FlatGraph, readers: Mapping[str, list[str]], ids: str) -> Iter
 
 
 def _downstream(flat: FlatGraph, readers: Mapping[str, list[str]], starts: list[str], *, stops: Any) -> Iterator[str]:
-    """Yields the nodes that depend on the start nodes; does not look behind a node that `stops` names."""
     seen, todo = set(starts), list(starts)
     for name in todo:
         for reader in readers.get(name, ()):

@@ -78,11 +78,6 @@ LabelSource = str | Path | LabelFile | Sequence[str]
 def finish(
     artifact: Path, manifest: Manifest, target: Path, labels: Mapping[str, LabelSource] = MappingProxyType({})
 ) -> None:
-    """Writes an artifact's manifest and labels, checks and flushes all files, and renames the folder to target.
-
-    Args:
-      labels: by table.
-    """
     if labels:
         manifest = _with_labels(artifact, manifest, labels)
     path = artifact / MANIFEST_PATH

@@ -98,7 +98,6 @@ class LookupGraph:
         return specs
 
     def weight_inputs(self) -> list[str]:
-        """Returns the names of a lookup's inputs for weights. Requests may leave them out: then all weights are 1."""
         return [lookup.weights for lookup in self.entry.features.values() if lookup.weights is not None]
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +120,6 @@ class LookupGraph:
         return {lookup.output or name: vectors[name] for name, lookup in self.entry.features.items()}
 
     def function(self) -> Any:
-        """Returns a tf.function that tf.saved_model.save writes as a signature, in which weights are optional."""
         # tf.saved_model.save writes default arguments that are tensors as SignatureDef.defaults, so that TensorFlow
         # Serving and our server accept requests without them. A default of None is not written.
         specs = self.input_specs()
@@ -134,7 +132,6 @@ class LookupGraph:
         return tf.function(lookup, input_signature=[specs], autograph=False)
 
     def signature_def(self, name: str) -> Any:
-        """Adds the lookup to the current v1 graph, with placeholders named <name>_<input>; returns its SignatureDef."""
         v1 = tf.compat.v1
         inputs = {
             key: v1.placeholder(spec.dtype, spec.shape, f"{name}_{key}") for key, spec in self.input_specs().items()
@@ -172,8 +169,6 @@ def build_lookup(
     """Makes the LookupGraph of a manifest entry.
 
     Args:
-      entry: the signature's entry, from lookup_features.lookup_entry or a manifest.
-      spec: the ModelSpec that the entry was made from.
       tables: table name -> [V, D] variable or tensor, a list of its parts by rows in order (partitioned variables), or
         a reduced_graph.GraphTable.
       vocabularies: feature -> table of vocabulary_graph.vocabulary_tables, for those that take keys; features that

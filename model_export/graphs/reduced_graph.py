@@ -25,7 +25,6 @@ class GraphTable:
     packed_dim: int | None = None
 
     def gather(self, ids: Any) -> Any:
-        """Gathers a reduced table's vectors for ids of any shape, and converts them to float32."""
         rows = tf.gather(self.numbers, ids)
         vectors = tf.cast(rows if self.packed_dim is None else _unpacked(rows, self.packed_dim), tf.float32)
         return vectors if self.scales is None else vectors * tf.gather(self.scales, ids)
@@ -43,7 +42,6 @@ class _Variables:
     scales: dict[str, Any]
 
     def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns build_lookup's tables: a GraphTable for each table in fewer bits, the given table for all others."""
         own = {}
         for name, table in self._reduced.items():
             packed = packed_dim(table.dtype, table.embedding_dim)

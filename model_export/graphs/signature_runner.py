@@ -55,23 +55,26 @@ class SignatureRunner:
     def names(self) -> list[str]:
         return sorted(self.signatures)
 
-    def run(self, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs a signature and returns all outputs.
+    def run(
+        self, signature: str, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Runs a signature and returns the given outputs; None: all.
 
         Args:
-          inputs: arrays by name; a sparse input is given as two, its values and row splits, as the server takes it.
+          inputs: arrays by name; a sparse input is given as two, its values and row splits, as the server takes it. For
+            some outputs, those that the graph needs for them.
 
         Raises:
           GraphRefusedError: the graph refuses the request. GraphFailedError: it fails otherwise.
           ValueError: an input is unknown or missing.
         """
         spec = self.signatures[signature]
-        given = {**spec.defaults, **inputs}
-        if set(given) != set(spec.inputs):
+        given = {**spec.defaults, **inputs} if outputs is None else inputs
+        if set(given) != set(spec.inputs) and (outputs is None or not set(given) < set(spec.inputs)):
             raise ValueError(f"signature {signature!r} takes {sorted(spec.inputs)}, got {sorted(given)}")
         arrays = {name: np.asarray(array, spec.inputs[name].numpy_dtype) for name, array in given.items()}
         try:
-            return self._graph.run(spec, arrays, tuple(spec.outputs))
+            return self._graph.run(spec, arrays, tuple(spec.outputs if outputs is None else outputs))
         except ServiceError as error:
             cause = error.__cause__
             if isinstance(cause, (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError)):

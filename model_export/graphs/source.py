@@ -181,12 +181,10 @@ def vocabulary_entry(words: VocabularySpec, file: str) -> VocabularyEntry:
 
 
 def tensor_features(signature: PredictSignature) -> tuple[str, ...]:
-    """Returns the names of a predict signature's features with tensor inputs: none if it takes tf.Examples."""
     return () if signature.examples_input is not None else signature.features
 
 
 def id_dtype(feature: FeatureSpec, device: LookupDevice | None) -> WireDtype:
-    """Returns the dtype of a feature's ids input: of its keys, or for row numbers int32 (tensor core) or int64."""
     if feature.vocabulary is not None and not feature.sends_rows:
         return feature.vocabulary.key_dtype
     return "int32" if device == "tpu_tensor_core" else "int64"

@@ -110,7 +110,6 @@ class ByteSource:
 
     @property
     def unpacked_name(self) -> str:
-        """The name of the unpacked file, whose ending tells its format."""
         return self.path.name.removesuffix(".gz") if self.member is None else self.member
 
     @property

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from model_export.errors import ExportError
+from model_export.errors import ExportError, why
 from model_export.exporter.bundle_writer import BundleWriter
 from model_export.exporter.versions import (
     COMPARED_ROWS,
@@ -239,7 +239,7 @@ def read_keys(path: Path) -> Keys:
     except UnicodeDecodeError as error:
         raise ExportError(f"{path}: keys are UTF-8 text, one a line: {error}") from error
     except (OSError, ValueError) as error:
-        raise ExportError(f"cannot read keys from {path}: {error}") from error
+        raise ExportError(f"cannot read keys from {path}: {why(error)}") from error
 
 
 def _numpy_keys(path: Path) -> Keys:
@@ -256,11 +256,6 @@ _SHOWN_IDS = 2
 
 
 def import_summary(artifact: Path, base_path: str) -> Iterator[str]:
-    """Yields the lines that `model-export import` prints at its end.
-
-    Args:
-      base_path: the folder of the versions, or its address in an object store.
-    """
     manifest = Manifest.read(artifact)
     assert manifest is not None  # the import has written it
     features = manifest.signatures[LOOKUP].features

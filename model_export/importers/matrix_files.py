@@ -181,8 +181,6 @@ def open_npz(address: Address) -> TableReader:
 
 
 def stored_matrix(matrix: RawMatrix, member: zipfile.ZipInfo) -> TableReader:
-    """Returns a reader of an uncompressed member of a zip archive, whose checksum is compared first."""
-
     def chunks() -> Iterator[Chunk]:
         matrix.check_size()
         try:

@@ -29,7 +29,6 @@ def write_saved_model(
     """Writes a SavedModel with one MetaGraph, {serve}.
 
     Args:
-      folder: a new folder.
       variables: folder of the checkpoint `variables`, which this function moves into `folder`.
       vocabularies: feature -> file of its keys, which becomes an asset.
     """

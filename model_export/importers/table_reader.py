@@ -66,7 +66,6 @@ def rows_per_chunk(dim: int) -> int:
 
 
 def chunked(rows: Iterable[tuple[Any, Any]], dim: int, *, has_keys: bool) -> Iterator[Chunk]:
-    """Yields chunks of rows that are given one by one, as (key, numbers); without has_keys, the keys are left out."""
     left = iter(rows)
     while several := list(islice(left, rows_per_chunk(dim))):
         yield Chunk(np.array([row for _, row in several]), [key for key, _ in several] if has_keys else None)
@@ -138,9 +137,6 @@ _Duplicates = Literal["error", "first", "last"]
 
 def with_keys(reader: TableReader, keys: Keys | None, options: Mapping[str, str], what: str) -> TableReader:
     """Returns a reader with the keys of a separate file, if there are any, and by the option duplicates=.
-
-    Args:
-      what: the table and its source, for messages.
 
     Raises:
       ExportError: the option has an unknown value.

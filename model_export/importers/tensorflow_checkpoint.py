@@ -44,7 +44,6 @@ class HashTable:
     parts: tuple[str, ...]
 
     def is_named(self, name: str) -> bool:
-        """Says whether a user's name means this table: its name, the end of it, or a tensor of one of its parts."""
         tensors = {part + end for part in self.parts for end in ("", KEYS, VALUES)}
         return name in tensors or f"/{self.name}".endswith(f"/{name}")
 

@@ -116,7 +116,6 @@ class LookupSource(ABC):
         return rows
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Runs a request to a predict signature on the model in memory; the request's inputs may lack weights."""
         parts = self._predict_inputs()
         if signature == PREDICT_EXAMPLES:
             tensors = parts.parsed(tf.constant(inputs[EXAMPLES_INPUT]))

@@ -40,7 +40,6 @@ def has_embedding_layer(model: Any) -> bool:
 
 
 def feature_config(layer: Any) -> Any:
-    """Returns the layer's FeatureConfigs in their nest; their TableConfigs are named copies of the user's."""
     return layer._feature_config
 
 
@@ -63,11 +62,6 @@ def tables(layer: Any) -> dict[str, TableVariables]:
 
 
 def unmatched(status: Any, root: Any, aside: Sequence[Any]) -> list[str]:
-    """Returns the sorted names of the variables below `root` that a checkpoint lacks, except those in `aside`.
-
-    Args:
-      status: the result of tf.train.Checkpoint.read.
-    """
     try:
         status.assert_existing_objects_matched()
     except AssertionError:

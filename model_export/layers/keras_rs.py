@@ -130,7 +130,6 @@ def has_embedding_layer(model: Any) -> bool:
 
 
 def _structure(model: Any, inputs: Any) -> Any:
-    """Returns the TypeSpecs of the tensors that a Keras 3 model is called with, in their nest; None if unknown."""
     if inputs is not None:
         return tf.nest.map_structure(dynamic_batch, inputs)
     # Functional and Sequential models tell their inputs. Of a subclassed model, Keras 3 keeps shapes without dtypes.

@@ -42,7 +42,6 @@ class ModelInputs:
     leaves: tuple[InputLeaf, ...]
 
     def pack(self, tensors: Sequence[Any]) -> Any:
-        """Packs tensors, in the order of the leaves, into the nest with which the model is called."""
         return tf.nest.pack_sequence_as(self.structure, list(tensors))
 
 
@@ -116,7 +115,6 @@ def _structure(model: Any, inputs: Any) -> Any:
 
 
 def dynamic_batch(value: Any) -> Any:
-    """Returns the TypeSpec of a tensor, array or TypeSpec, for batches of any size."""
     spec = value if isinstance(value, tf.TypeSpec) else tf.type_spec_from_value(value)
     shape = tf.TensorShape([None, *spec.shape[1:]])
     if isinstance(spec, tf.RaggedTensorSpec):

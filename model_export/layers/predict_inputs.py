@@ -69,12 +69,7 @@ class PredictInputs:
         return fields
 
     def model_inputs(self, tensors: Mapping[str, Any], vocabularies: Mapping[str, Any]) -> Any:
-        """Converts a signature's input tensors to the nest (dicts and lists) with which the Keras model is called.
-
-        Args:
-          tensors: the signature's inputs by name, as in tensor_specs().
-          vocabularies: feature -> lookup table, for features whose keys the signature maps to rows.
-        """
+        """Converts a signature's input tensors to the nest (dicts and lists) with which the Keras model is called."""
         return self.inputs.pack([self._leaf_value(leaf, tensors, vocabularies) for leaf in self.inputs.leaves])
 
     def parsed(self, examples: Any) -> dict[str, Any]:
@@ -189,11 +184,7 @@ class ServingModule(tf.Module):  # type: ignore[misc]
         self.resources: list[Any] = []
 
     def attach(self, model: Any, functions: Sequence[Any]) -> None:
-        """Keeps references to the model's variables and lookup tables that functions read, so that they are saved.
-
-        Args:
-          functions: tf.functions with an input signature.
-        """
+        """Keeps references to the model's variables and lookup tables that functions read, so that they are saved."""
         held = {id(variable) for variable in self.tables.values()}
         for function in functions:
             for variable in function.get_concrete_function().variables:

@@ -63,7 +63,6 @@ def apply_tpu_optimizer(table: TableVariables, gradient: Any) -> None:
 
 
 def learning_rate(optimizer: Any) -> Any:
-    """Returns the present learning rate of a tf.tpu optimizer; if the rate is a callable, its result."""
     return optimizer.learning_rate() if callable(optimizer.learning_rate) else optimizer.learning_rate
 
 
@@ -143,9 +142,6 @@ def train_step(
 
     The loss is loss(labels, predictions) plus the model's own losses (regularizers). On a TPU, run it as
     `strategy.run(step, args=(features, labels))` within a tf.function.
-
-    Args:
-      dense_optimizer, embedding_optimizer: as in apply_gradients().
     """
     takes_training = "training" in inspect.signature(model.call).parameters
     arguments: Mapping[str, Any] = {"training": True} if takes_training else {}

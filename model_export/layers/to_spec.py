@@ -165,7 +165,6 @@ def flatten_with_paths(nest: Any) -> list[tuple[str, Any]]:
 
 
 def input_name(path: str) -> str:
-    """Makes the name of a signature's input from a path: letters, digits and single _, with a letter first."""
     name = re.sub(r"[^a-zA-Z0-9]+", "_", path).strip("_")
     return name if name[:1].isalpha() else f"feature_{name}"
 

@@ -200,7 +200,6 @@ class Comparison:
 
 
 def largest_error(actual: Array, wanted: Array) -> tuple[float, float]:
-    """Returns the largest difference from a finite expected value, and the largest magnitude of the expected values."""
     is_finite = np.isfinite(wanted)
     found, expected = _float64(actual)[is_finite], _float64(wanted)[is_finite]
     if not expected.size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -118,8 +119,9 @@ def _file_faults(artifact: Path, manifest: Manifest) -> list[str]:
 
 def _table_faults(artifact: Path, manifest: Manifest) -> list[str]:
     faults = []
+    index_of = cache(read_bundle)
     for name, table in manifest.tables.items():
-        index = read_bundle(prefix_of(artifact / table.file))
+        index = index_of(prefix_of(artifact / table.file))
         entry = index.get(table.variable)
         scale = None if table.scale is None else index.get(table.scale.variable)
         if table.scale is not None and (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from model_export.answers.served import Constants, edge_ids, edge_key_numbers, e
 from model_export.parity.oracle import Ids, Keys, RefusedError, read_keys
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
 from service.artifact.signature_def import read_signatures
-from service.types import Array, RaggedIds
+from service.types import Array, RaggedIds, TensorSpec
 
 _LONGEST_ROW = 12
 _SEED = 20
@@ -27,7 +27,10 @@ _FAR = {"int32": 2**31 - 1, "int64": 2**40 + 1}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request: the ids of each feature. refused: why the signature must refuse it; "" if it must answer."""
+    """One request: the ids of each feature. refused: why the signature must refuse it; "" if it must answer.
+
+    A request that must be refused may lack features, and so outputs.
+    """
 
     features: Mapping[str, Ids]
     refused: str = ""
@@ -36,6 +39,8 @@ class Case:
         """Returns the request's input tensors for a signature; the tensor of weights that are not sent is empty."""
         tensors: dict[str, Array] = {}
         for name, feature in signature.features.items():
+            if name not in self.features:
+                continue
             ids = self.features[name]
             if not isinstance(ids, RaggedIds):
                 tensors[feature.ids] = ids
@@ -52,6 +57,8 @@ class CaseWriter:
 
     keys: vocabularies by feature; id_dtypes: feature -> dtype of its ids input; id_shapes: feature -> shape of its
     ids input; default: [B]. weighted: features that must be sent with weights, because the signature has no default.
+    apart: feature -> the features in a request that must be refused for an id of it; default: all. So few that the
+    number of such requests does not multiply with that of all features.
     """
 
     manifest: Manifest
@@ -60,6 +67,7 @@ class CaseWriter:
     id_dtypes: Mapping[str, str]
     id_shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     weighted: frozenset[str] = frozenset()
+    apart: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def lookup_cases(self) -> Iterator[Case]:
         """Yields requests to a lookup signature, with and without weights for the ids.
@@ -92,36 +100,40 @@ class CaseWriter:
         """Yields requests whose ids or keys lie at edges: limits of the table, the dtype and the vocabulary, and the
         graph's constants.
 
-        Each value is alone in its row. First come the values that the policies accept, many in a request; then those
-        that must be refused, one in a request.
+        Each value is alone in its row. First come the values that the policies accept, many of all features in a
+        request; then those that must be refused, one in a request.
         """
         rng = np.random.default_rng(_SEED)
         most = min(max(self.signature.batch_sizes, default=_MOST_EDGES), _MOST_EDGES)
+        accepted: dict[str, Array] = {}
+        bad: dict[str, Array] = {}
         for name in self.signature.features:
             values = self._edges(name, constants)
-            refused = [self._is_refused(name, values[n : n + 1]) for n in range(len(values))]
-            accepted = values[~np.array(refused, bool)]
-            for start in range(0, len(accepted), most):
-                yield self._edge_case(rng, name, accepted[start : start + most])
-            bad = values[np.array(refused, bool)]
+            refused = np.array([self._is_refused(name, values[n : n + 1]) for n in range(len(values))], bool)
+            accepted[name], bad[name] = values[~refused], values[refused]
+        for start in range(0, max(map(len, accepted.values()), default=0), most):
+            edges = {name: values[start : start + most] for name, values in accepted.items()}
+            rows = max(map(len, edges.values()))
+            yield Case({name: self._alone(rng, name, values, rows) for name, values in edges.items()})
+        for name, values in bad.items():
             # The values at both ends are the limits of the dtype.
-            ends = np.concatenate([bad[: _MOST_REFUSED // 2], bad[_MOST_REFUSED // 2 :][-_MOST_REFUSED // 2 :]])
+            ends = np.concatenate([values[: _MOST_REFUSED // 2], values[_MOST_REFUSED // 2 :][-_MOST_REFUSED // 2 :]])
             for n in range(len(ends)):
-                case = self._edge_case(rng, name, ends[n : n + 1])
-                yield Case(case.features, f"{self.signature.features[name].ids}: {ends[n]!r}")
+                others = {other: self._ids(rng, other, 1, False, is_inside=True) for other in self._beside(name)}
+                features = {**others, name: self._alone(rng, name, ends[n : n + 1], 1)}
+                yield Case(features, f"{self.signature.features[name].ids}: {ends[n]!r}")
 
-    def _edge_case(self, rng: np.random.Generator, name: str, values: Array) -> Case:
-        rows, feature = len(values), self.signature.features[name]
-        features = {
-            other: self._ids(rng, other, rows, False, is_inside=True)
-            for other in self.signature.features
-            if other != name
-        }
-        if feature.row_splits is not None:
+    def _alone(self, rng: np.random.Generator, name: str, values: Array, rows: int) -> Ids:
+        if len(values) < rows:
+            values = np.concatenate([values, self._draw(rng, name, rows - len(values), is_inside=True)])
+        if self.signature.features[name].row_splits is not None:
             weights = np.ones(rows, np.float32) if name in self.weighted else None
-            return Case({**features, name: RaggedIds(values, np.arange(rows + 1, dtype=np.int64), weights)})
+            return RaggedIds(values, np.arange(rows + 1, dtype=np.int64), weights)
         inner = self._inner(name)
-        return Case({**features, name: np.repeat(values, math.prod(inner)).reshape(rows, *inner)})
+        return np.repeat(values, math.prod(inner)).reshape(rows, *inner)
+
+    def _beside(self, name: str) -> Collection[str]:
+        return self.apart.get(name, self.signature.features.keys())
 
     def _edges(self, name: str, constants: Constants) -> Array:
         keys = self.keys.get(name)
@@ -132,7 +144,6 @@ class CaseWriter:
         return edge_key_numbers([int(line) for line in keys.lines], constants)
 
     def is_dropped(self, name: str, value: Array) -> bool:
-        """Says whether a feature's policy drops an id or key, given as an array of one, as if it were not sent."""
         keys, policy = self.keys.get(name), self.signature.features[name].on_bad_id
         if self._is_refused(name, value):
             return False
@@ -161,22 +172,33 @@ class CaseWriter:
         # Each id that is outside the table or at a limit is alone in its row, so that only this id determines the row's
         # result.
         plain = {name: self._ids(rng, name, 2, False, is_inside=True) for name in self.signature.features}
-        for name, feature in self.signature.features.items():
+
+        def with_last(name: str, value: Array) -> Ids:
             ids = plain[name]
-            tolerated = [("", np.array([bad])) for bad in self._tolerated(name)]
-            for reason, bad in [*tolerated, *self._refused_values(name, feature)]:
-                weights = np.ones(len(bad), np.float32) if name in self.weighted else None
-                changed: Ids = RaggedIds(bad, np.array([0, 0, 1]), weights)
-                if not isinstance(ids, RaggedIds):
-                    changed = ids.copy()
-                    changed[-1:] = bad
-                yield Case({**plain, name: changed}, reason and f"{feature.ids}: {reason}")
+            if isinstance(ids, RaggedIds):
+                weights = np.ones(1, np.float32) if name in self.weighted else None
+                return RaggedIds(value, np.array([0, 0, 1]), weights)
+            changed = ids.copy()
+            changed[-1:] = value
+            return changed
+
+        tolerated = {name: self._tolerated(name) for name in plain}
+        for n in range(max(map(len, tolerated.values()), default=0)):
+            told = {name: with_last(name, np.array([bad[n]])) for name, bad in tolerated.items() if n < len(bad)}
+            yield Case({**plain, **told})
+        for name, feature in self.signature.features.items():
+            others = {other: plain[other] for other in self._beside(name)}
+            for reason, bad in self._refused_values(name, feature):
+                yield Case({**others, name: with_last(name, bad)}, f"{feature.ids}: {reason}")
+            if name in self.weighted and isinstance(ids := plain[name], RaggedIds):
+                unweighted = ids._replace(weights=np.zeros(0, np.float32))
+                yield Case({**others, name: unweighted}, f"{feature.ids}: no weights")
             most = feature.max_ids_per_row
             if feature.row_splits and most is not None and feature.on_too_many_ids == "error":
                 values = self._draw(rng, name, most + 1, is_inside=True)
                 weights = np.ones(most + 1, np.float32) if name in self.weighted else None
                 too_long = RaggedIds(values, np.array([0, 0, most + 1]), weights)
-                yield Case({**plain, name: too_long}, f"{feature.ids}: {most + 1} ids in a row")
+                yield Case({**others, name: too_long}, f"{feature.ids}: {most + 1} ids in a row")
 
     def _refused_values(self, name: str, feature: LookupFeature) -> Iterator[tuple[str, Array]]:
         vocabulary_size, keys = self._vocabulary_size(name), self.keys.get(name)
@@ -236,10 +258,20 @@ class CaseWriter:
 
 
 def case_writer(
-    artifact: Path, manifest: Manifest, signature: str, features: Mapping[str, LookupFeature] | None = None
+    artifact: Path,
+    manifest: Manifest,
+    signature: str,
+    features: Mapping[str, LookupFeature] | None = None,
+    *,
+    inputs: Mapping[str, TensorSpec] | None = None,
 ) -> CaseWriter:
-    """Returns the writer of requests for a signature of an artifact; features: only these, None: those of its entry."""
-    entry, inputs = manifest.signatures[signature], read_signatures(artifact / "saved_model.pb")[signature].inputs
+    """Returns the writer of requests for a signature of an artifact.
+
+    Args:
+      features: only these; None: those of its entry. inputs: the signature's, as read_signatures() returns them.
+    """
+    entry = manifest.signatures[signature]
+    inputs = read_signatures(artifact / "saved_model.pb")[signature].inputs if inputs is None else inputs
     if features is not None:
         entry = replace(entry, features=features)
     known = {key: inputs[feature.ids] for key, feature in entry.features.items() if feature.ids in inputs}

@@ -13,8 +13,8 @@ import numpy as np
 from model_export.answers.gathered_rows import GatheredRows, NoGatherError, OpenedGather
 from model_export.answers.served import Constants, ServedAnswers, ServedRefusedError, edge_ids, edge_keys
 from model_export.graphs.signature_runner import GraphFailedError, GraphRefusedError, SignatureRunner
-from model_export.parity.comparison import BitCounts
-from model_export.parity.parity_cases import Case, case_writer
+from model_export.parity.comparison import BitCounts, rows_of_other_bits
+from model_export.parity.parity_cases import Case, CaseWriter, case_writer
 from model_export.parity.prediction_log import LoggedPrediction
 from model_export.parity.saved_table import SavedTable
 from service.artifact.manifest import ADOPTED_FROM, LookupFeature, Manifest, SignatureEntry
@@ -40,14 +40,13 @@ class ServedChecks:
         self._graph: GatheredRows | None = None
 
     def lookup(self, name: str) -> BitCounts | None:
-        """Returns empty counts for a lookup that the server answers from its tables; None for any other."""
         if not self._served.has(name):
             return None
         return BitCounts(name, "the server's lookup", "the signature's graph in TensorFlow")
 
-    def answer(self, name: str, inputs: Mapping[str, Array]) -> Answer:
+    def answer(self, name: str, inputs: Mapping[str, Array], outputs: tuple[str, ...] | None = None) -> Answer:
         try:
-            return self._served.run(name, inputs)
+            return self._served.run(name, inputs, outputs)
         except ServedRefusedError as error:
             return str(error)
         except ServiceError as error:
@@ -94,36 +93,54 @@ class ServedChecks:
         return counts, tuple(uncompared)
 
     def _gathered(self, name: str, feature: str, predict: str, source: LookupFeature) -> BitCounts:
-        """Sends each edge id or key of a feature alone to a lookup, and to a prediction's graph up to its gather."""
+        """Sends each edge id or key of a feature to a lookup, and to a prediction's graph up to its gather.
+
+        Each is alone in its row. A request has all of them, and is halved where its rows are not all equal.
+        """
         lookup = self._manifest.signatures[name].features[feature]
         table = self._manifest.tables[self._manifest.features[feature].table]
-        if lookup.output is None or lookup.max_norm is not None or lookup.max_sequence_length is not None:
+        output, dim = lookup.output, table.embedding_dim
+        if output is None or lookup.max_norm is not None or lookup.max_sequence_length is not None:
             raise NoGatherError("the lookup does not answer single rows of the table")
         if table.dtype != "float32":
             raise NoGatherError(f"the lookup reads a table of {table.dtype}")
         self._graph = self._graph or GatheredRows(self._artifact)
         opened = self._graph.open(predict, source.ids, table.variable, SavedTable(self._artifact, table))
         counts = BitCounts(name, f"{feature!r} of the server's lookup", f"the rows that {predict!r} gathers")
+        own = [part for part in (source.ids, source.row_splits, source.weights) if part is not None]
+        spec = opened.part_of(self._served.specs[predict], own)
+        is_described = feature in self._manifest.signatures[predict].features
+
+        def add(values: Sequence[tuple[Array, Array]]) -> None:
+            theirs, ours = (np.concatenate(column) for column in zip(*values, strict=True))
+            answer = self.answer_of(name, output, self._request(name, lookup, ours), dim)
+            request = filled(spec, self._request(predict, source, theirs), len(values))
+            wanted = _rows_of_gather(opened, request, len(values))
+            if len(values) > 1 and not _is_same(answer, wanted):
+                add(values[: len(values) // 2])
+                add(values[len(values) // 2 :])
+            elif is_described or not isinstance(answer, str):
+                # A lookup may refuse more than a prediction that its entry does not describe: a keras-rs layer reads
+                # row -1 as the last one, and the lookup that export() makes of it refuses -1.
+                counts.add(answer, wanted)
+
         try:
-            for value, key in self._single_values(feature, name, predict, source):
-                answer = self.answer_of(name, lookup.output, self._one(name, lookup, key))
-                if isinstance(answer, str) and feature not in self._manifest.signatures[predict].features:
-                    # A lookup may refuse more than a prediction that its entry does not describe: a keras-rs layer
-                    # reads row -1 as the last one, and the lookup that export() makes of it refuses -1.
-                    continue
-                request = filled(self._served.specs[predict], self._one(predict, source, value), 1)
-                counts.add(answer, _row_of_gather(opened, request))
+            if values := [*self._single_values(feature, name, predict, source)]:
+                add(values)
         finally:
             opened.close()
         return counts
 
-    def answer_of(self, name: str, output: str, inputs: Mapping[str, Array]) -> Answer:
-        """Returns the first vector in one output of a lookup, as {"row": [1, D]}, or the text of a refusal."""
+    def answer_of(self, name: str, output: str, inputs: Mapping[str, Array], dim: int) -> Answer:
+        """Returns the first vector of each row in one output of a lookup, as {"rows": [B, D]}, or a refusal's text.
+
+        An output may hold the vectors of a row's ids side by side.
+        """
         try:
             answer = self._served.run(name, inputs, outputs=(output,))[output]
         except ServedRefusedError as error:
             return str(error)
-        return {"row": answer.reshape(-1, answer.shape[-1])[:1]}
+        return {"rows": answer.reshape(-1, math.prod(answer.shape[1:]))[:, :dim]}
 
     def _single_values(
         self, feature: str, name: str, predict: str, source: LookupFeature
@@ -134,8 +151,9 @@ class ServedChecks:
         yielded. Ids that the lookup drops are left out: for such an id, TensorFlow's safe lookup gathers row 0, and
         replaces that row by zeros afterwards.
         """
-        writer = case_writer(self._artifact, self._manifest, predict, {feature: source})
-        theirs = case_writer(self._artifact, self._manifest, name).keys.get(feature)
+        writer = self._writer(predict, {feature: source})
+        lookup = self._manifest.signatures[name].features[feature]
+        theirs = self._writer(name, {feature: lookup}).keys.get(feature)
         ours = writer.keys.get(feature)
         needs_keys = theirs is not None and not theirs.sends_rows and (ours is None or ours.sends_rows)
         for case in writer.edge_cases(self._constants):
@@ -149,15 +167,19 @@ class ServedChecks:
                 elif not writer.is_dropped(feature, value):
                     yield value, value
 
-    def _one(self, signature: str, lookup: LookupFeature, value: Array) -> dict[str, Array]:
-        spec = self._served.specs[signature].inputs[lookup.ids]
-        if value.dtype != object and spec.dtype != "string":
-            value = value.astype(spec.dtype)
+    def _writer(self, signature: str, features: Mapping[str, LookupFeature]) -> CaseWriter:
+        inputs = self._runner.signatures[signature].inputs
+        return case_writer(self._artifact, self._manifest, signature, features, inputs=inputs)
+
+    def _request(self, signature: str, lookup: LookupFeature, values: Array) -> dict[str, Array]:
+        spec, rows = self._served.specs[signature].inputs[lookup.ids], len(values)
+        if values.dtype != object and spec.dtype != "string":
+            values = values.astype(spec.dtype)
         if lookup.row_splits is not None:
-            request = {lookup.ids: value, lookup.row_splits: np.array([0, 1])}
-            return request | ({lookup.weights: np.ones(1, np.float32)} if lookup.weights else {})
+            request = {lookup.ids: values, lookup.row_splits: np.arange(rows + 1)}
+            return request | ({lookup.weights: np.ones(rows, np.float32)} if lookup.weights else {})
         inner = [size or 1 for size in (spec.shape or (None,))[1:]]
-        return {lookup.ids: np.repeat(value, math.prod(inner)).reshape(1, *inner)}
+        return {lookup.ids: np.repeat(values, math.prod(inner)).reshape(rows, *inner)}
 
     def _edge_requests(self, name: str) -> Iterator[dict[str, Array]]:
         spec, entry = self._served.specs[name], self._manifest.signatures[name]
@@ -177,21 +199,33 @@ def _policy(lookup: LookupFeature) -> tuple[str, int | None]:
     return lookup.on_bad_id, lookup.default_row if lookup.on_bad_id == "default_row" else None
 
 
-def graph_answer(runner: SignatureRunner, name: str, inputs: Mapping[str, Array]) -> Answer:
+def graph_answer(
+    runner: SignatureRunner, name: str, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None
+) -> Answer:
     try:
-        return runner.run(name, inputs)
+        return runner.run(name, inputs, outputs)
     except GraphRefusedError as error:
         return str(error)
     except (GraphFailedError, ValueError) as error:
         raise NotComparableError(f"its graph fails: {error}") from error
 
 
-def _row_of_gather(opened: OpenedGather, request: Mapping[str, Array]) -> Answer:
+def _rows_of_gather(opened: OpenedGather, request: Mapping[str, Array], count: int) -> Answer:
+    """Returns the first row that a gather reads for each row of a request."""
     found = opened.rows(request)
     if found is None:
         return "the graph refuses the request"
     _, rows = found
-    return {"row": rows.reshape(-1, rows.shape[-1])[:1]}
+    if rows.size % count:
+        return "the graph gathers rows of some ids only"
+    return {"rows": rows.reshape(count, -1)[:, : rows.shape[-1]]}
+
+
+def _is_same(answer: Answer, wanted: Answer) -> bool:
+    if isinstance(answer, str) or isinstance(wanted, str):
+        return False
+    one, other = answer["rows"], wanted["rows"]
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and not rows_of_other_bits(one, other).any()
 
 
 _OPEN_SIZE = 3
@@ -201,7 +235,6 @@ _SEED = 23
 
 
 def filled(spec: SignatureSpec, request: Mapping[str, Array], rows: int) -> dict[str, Array]:
-    """Returns a request of `rows` rows with values for all inputs: defaults, random numbers, zeros, empty strings."""
     rng = np.random.default_rng(_SEED)
     found = {
         name: array if spec.inputs[name].dtype == "string" else array.astype(spec.inputs[name].dtype)
@@ -220,11 +253,6 @@ def filled(spec: SignatureSpec, request: Mapping[str, Array], rows: int) -> dict
 def undescribed_edges(
     spec: SignatureSpec, entry: SignatureEntry, sizes: Sequence[int], constants: Constants, rows: int
 ) -> Iterator[dict[str, Array]]:
-    """Yields a request for each edge of each integer or string input that no feature of the manifest describes.
-
-    Args:
-      sizes: numbers of rows of the tables, one of which the integers may name.
-    """
     ours = {part for f in entry.features.values() for part in (f.ids, f.row_splits, f.weights)}
     ours |= {names.row_splits for names in spec.ragged_names}
     yield filled(spec, {}, rows)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from model_export.answers.opened_graph import needed_inputs
 from model_export.answers.served import Constants, ServedAnswers
 from model_export.folder_checks import check_described
 from model_export.graphs.signature_runner import (
@@ -44,12 +45,14 @@ from model_export.parity.parity_cases import Case, CaseWriter, case_writer
 from model_export.parity.prediction_log import LoggedPrediction, read_predictions
 from model_export.parity.saved_table import Rows, read_tables
 from model_export.parity.served_checks import NotComparableError, ServedChecks, graph_answer
-from service.artifact.manifest import LookupFeature, Manifest
+from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
 from service.artifact.signature_def import read_signatures
 from service.artifact.signature_rules import signature_faults
 from service.errors import ArtifactError
-from service.types import Array, RaggedIds
+from service.types import Array, RaggedIds, SignatureSpec
 
+# A request that must be refused for one id has about this many features, if their outputs need no inputs of others.
+_MOST_APART = 32
 # Groups of options of LookupFeature. If two lookups of a feature differ in a group, the group is one reason for
 # different results.
 _OPTIONS = (
@@ -272,14 +275,21 @@ class _Checks:
         if (unfed := self._unfed(name)) is not None:
             self.faults.append(unfed)
             return SignatureParity("lookup", "oracle", 0)
+        entry, spec = self._manifest.signatures[name], self._runner.signatures[name]
+        outputs_of = _outputs_of(entry)
+        if self._served is not None:
+            writer = replace(writer, apart=_apart(self._artifact, entry, spec, outputs_of))
         for case in chain(writer.lookup_cases(), writer.edge_cases(self._constants)):
             inputs = self._inputs(name, case)
             expected = {} if case.refused else self._expected(name, writer, case)
             refusal = case.refused or ("" if expected else "features of one output that differ in their rows")
+            outputs = None
+            if len(case.features) < len(entry.features):
+                outputs = tuple(output for output, parts in outputs_of.items() if case.features.keys() >= {*parts})
             try:
-                got = graph_answer(self._runner, name, inputs)
+                got = graph_answer(self._runner, name, inputs, outputs)
                 if self._served is not None and bits is not None:
-                    bits.add(self._served.answer(name, inputs), got)
+                    bits.add(self._served.answer(name, inputs, outputs), got)
             except NotComparableError as error:
                 self.faults.append(f"signature {name!r} can not be compared: {error}")
                 return SignatureParity("lookup", "oracle", 0)
@@ -338,7 +348,6 @@ class _Checks:
         return SignatureParity("predict", "recorded answers", len(predictions), comparison.outputs)
 
     def with_device_differences(self, signatures: Mapping[str, SignatureParity]) -> dict[str, SignatureParity]:
-        """Compares padded lookups' answers with those of the first cpu lookup; returns results with the differences."""
         entries = self._manifest.signatures
         cpu = next((n for n, e in entries.items() if e.kind == "lookup" and e.device == "cpu"), None)
         result = dict(signatures)
@@ -350,7 +359,8 @@ class _Checks:
                 continue
             writer = self._writer(name)
             comparison = DeviceComparison(self._runner, self._manifest, (name, cpu), self._tables, writer.keys)
-            shared = (_with_other_features(case, self._writer(cpu)) for case in writer.lookup_cases())
+            of_cpu = self._writer(cpu)
+            shared = (_with_other_features(case, of_cpu) for case in writer.lookup_cases())
             result[name] = replace(parity, differences=comparison.differences(shared))
             self.faults += comparison.faults
         return result
@@ -379,7 +389,6 @@ class _Checks:
         return {key: a if infos[key].dtype == "string" else a.astype(infos[key].dtype) for key, a in inputs.items()}
 
     def _expected(self, name: str, writer: CaseWriter, case: Case) -> dict[str, Array]:
-        """Computes each output with the oracle; returns {} if features of one output differ in their number of rows."""
         entry = self._manifest.signatures[name]
         shapes = {output: spec.shape for output, spec in self._runner.signatures[name].outputs.items()}
         found = {}
@@ -389,13 +398,46 @@ class _Checks:
                 found[key] = looked_up(table, feature, case.features[key], writer.keys.get(key))
             except RefusedError as error:
                 raise AssertionError(f"a case of {name!r} has no answer: {error}") from error
-        parts = {feature.output: (key,) for key, feature in entry.features.items() if feature.output is not None}
-        outputs = {**parts, **entry.concatenated}
+        outputs = _outputs_of(entry)
         if any(len({len(found[key]) for key in keys}) > 1 for keys in outputs.values()):
             # One feature's vectors lack the last, empty rows of the batch, so the graph can not concatenate the
             # features: there is no expected answer.
             return {}
         return {output: _joined([found[key] for key in keys], shapes.get(output)) for output, keys in outputs.items()}
+
+
+def _outputs_of(entry: SignatureEntry) -> dict[str, tuple[str, ...]]:
+    alone = {feature.output: (key,) for key, feature in entry.features.items() if feature.output is not None}
+    return {**alone, **entry.concatenated}
+
+
+def _apart(
+    artifact: Path, entry: SignatureEntry, spec: SignatureSpec, outputs: Mapping[str, tuple[str, ...]]
+) -> dict[str, Collection[str]]:
+    """Returns feature -> a few features, the outputs of which the graph computes without the others' inputs.
+
+    Returns {} if the graph needs other inputs for some output, as it does where one function computes all outputs.
+    """
+    needed = needed_inputs(artifact, spec)
+    group_of: dict[str, dict[str, None]] = {name: {name: None} for name in entry.features}
+    for output, parts in outputs.items():
+        if not needed[output] <= {name for part in parts for name in _inputs_of(entry.features[part])}:
+            return {}
+        merged = {name: None for part in parts for name in group_of[part]}
+        group_of.update(dict.fromkeys(merged, merged))
+    found: dict[str, Collection[str]] = {}
+    # TensorFlow copies the graph once for each set of outputs, so a set has several features.
+    some: dict[str, None] = {}
+    for name, group in group_of.items():
+        if name not in found:
+            some = some if len(some) < _MOST_APART else {}
+            some |= group
+            found |= dict.fromkeys(group, some)
+    return found
+
+
+def _inputs_of(feature: LookupFeature) -> list[str]:
+    return [name for name in (feature.ids, feature.row_splits, feature.weights) if name is not None]
 
 
 def _joined(parts: Sequence[Array], shape: tuple[int | None, ...] | None) -> Array:

@@ -21,7 +21,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from pydantic import TypeAdapter, ValidationError
 
-from model_export.errors import ExportError
+from model_export.errors import ExportError, why
 from model_export.folder_checks import SAVED_MODEL, check_saved_model
 from model_export.parity.comparison import ParityReport, SignatureParity
 from model_export.report.document import (
@@ -57,7 +57,9 @@ def read_run_history(folder: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))["history"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ExportError(f"cannot read the history of {path}: {error}; is it a folder that `train` wrote?") from error
+        raise ExportError(
+            f"cannot read the history of {path}: {why(error)}; is it a folder that `train` wrote?"
+        ) from error
 
 
 def curves(history: Any) -> tuple[Curve, ...]:
@@ -271,9 +273,6 @@ def build_report(
 ) -> ArtifactReport:
     """Builds the report on an artifact; the artifact may lack a lookup manifest.
 
-    Args:
-      progress: called with a table's name before it is read; returns a function that is called with (rows done, rows).
-
     Raises:
       ExportError: the artifact is no SavedModel, or an option names a file or table that does not exist.
       ArtifactError: the manifest or graph can not be read. A table that can not be read is a finding, not an error.
@@ -312,11 +311,7 @@ def build_report(
 def read_table_labels(
     artifact: Path, manifest: Manifest | None, tables: list[TableReport], files: tuple[LabelFile, ...]
 ) -> dict[str, Labels]:
-    """Reads label files; returns the labels by table.
-
-    Raises:
-      ExportError: a file can not be read, its table does not exist, or two files are for the same table.
-    """
+    """Reads label files; returns the labels by table. Raises ExportError for a file or table that does not fit."""
     by_name = {table.name: table for table in tables}
     found: dict[str, Labels] = {}
     for file in files:
@@ -372,7 +367,6 @@ def _projection(view: TableRows, labels: Labels | None) -> Projection:
 
 
 def row_names(artifact: Path, manifest: Manifest | None, table: str, rows: Collection[int]) -> dict[int, str]:
-    """Returns the labels of some rows of a table, else their keys; {} if there are none that can be read."""
     if manifest is None:
         return {}
     try:

@@ -275,7 +275,6 @@ def findings(report: ArtifactReport, manifest: Manifest | None) -> Iterator[str]
 
 
 def first_ids(rows: Rows) -> str:
-    """Returns a text of the first ids in a set of rows: "rows 3, 5, 8, ..."."""
     text = ", ".join(map(str, rows.first_ids))
     more = ", ..." if rows.count > len(rows.first_ids) else ""
     return f"{'row' if rows.count == 1 else 'rows'} {text}{more}"

@@ -28,7 +28,6 @@ def to_html(report: ArtifactReport) -> str:
 
 
 def sections_page(title: str, summary: str, parts: Iterable[Section], *, has_pictures_of_rows: bool = False) -> str:
-    """Returns the page of a report's sections; has_pictures_of_rows: as in page.page()."""
     shown = [section(part.title, _blocks(part.blocks)) for part in parts]
     return page(title, summary, shown, has_pictures_of_rows=has_pictures_of_rows)
 

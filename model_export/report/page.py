@@ -68,11 +68,9 @@ class Frame:
     y: tuple[float, float]
 
     def px(self, value: float) -> float:
-        """Returns the horizontal position, in pixels of the picture, of an x value of the plot."""
         return self.left + (self.right - self.left) * _share(value, self.x)
 
     def py(self, value: float) -> float:
-        """Returns the vertical position, in pixels of the picture, of a y value of the plot."""
         return self.bottom - (self.bottom - self.top) * _share(value, self.y)
 
     def clipped(self, body: str, kind: str) -> str:
@@ -105,7 +103,6 @@ class Frame:
 
 
 def text(x: float, y: float, content: str, *, anchor: str = "start", kind: str = "tick") -> str:
-    """Draws one line of text as SVG; kind is a CSS class of the page's style."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
 
 
@@ -237,31 +234,22 @@ def section(title: str, *parts: str) -> str:
 
 
 def figure(title: str, caption: str, drawing: str, *, is_wide: bool = False, kind: str = "") -> str:
-    """Returns the HTML of a picture with title and caption; drawing is HTML. If wide, it fills the page's width.
-
-    Args:
-      kind: a CSS class of the page's style.
-    """
     words = f"<figcaption><b>{escape(title)}</b><span>{escape(caption)}</span></figcaption>"
     kinds = " ".join(name for name in ("wide" if is_wide else "", kind) if name)
     return f'<figure class="{kinds}">{words}{drawing}</figure>' if kinds else f"<figure>{words}{drawing}</figure>"
 
 
 def data(values: Mapping[str, Any]) -> str:
-    """Returns the HTML of JSON values for the page's script, which browsers do not run."""
     # A "<" in the JSON could begin the end tag of the <script> element.
     text = json.dumps(values, allow_nan=False).replace("<", "\\u003c")
     return f'<script type="application/json">{text}</script>'
 
 
 def details(title: str, body: str) -> str:
-    """Returns the HTML of a section whose content shows when the reader clicks its title."""
     return f"<details><summary>{escape(title)}</summary>{body}</details>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> str:
-    """Returns the HTML of a table; the cells are plain text; align has an "r" for each right-aligned column."""
-
     def cell(tag: str, column: int, content: str) -> str:
         kind = ' class="r"' if align[column : column + 1] == "r" else ""
         scope = ' scope="col"' if tag == "th" else ""

@@ -26,11 +26,6 @@ def norm_histogram(table: str, histogram: Histogram) -> str:
 def value_histogram(
     title: str, x_title: str, edges: Sequence[float], counts: Sequence[int], *, what: str = "", note: str = ""
 ) -> str:
-    """Draws the histogram of a value of a table's rows; edges has one number more than counts.
-
-    Args:
-      what: stands before the values in the tooltips. note: ends the description.
-    """
     frame = _frame(_WIDTH, _HEIGHT, (edges[0], edges[-1]), (0, max(counts)))
     bars = []
     for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):

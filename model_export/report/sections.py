@@ -313,7 +313,6 @@ def _compared_signatures(parity: ParityReport) -> Iterator[tuple[str, SignatureP
 
 
 def agreement_words(parity: ParityReport | None) -> str:
-    """Returns the summary of a verification without faults; it names the signatures that were not compared."""
     signatures = {} if parity is None else {**parity.signatures, **parity.lowered}
     unchecked = [name for name, entry in signatures.items() if not entry.is_compared]
     partly = [name for name, entry in signatures.items() if entry.is_compared and entry.uncompared]
@@ -350,7 +349,6 @@ def lookup_words(feature: LookupFeature) -> str:
 
 
 def vocabulary_words(feature: FeatureReport) -> str:
-    """Describes the keys or row numbers that clients send for a feature."""
     entry = feature.vocabulary
     if entry is None:
         return "rows"
@@ -359,7 +357,6 @@ def vocabulary_words(feature: FeatureReport) -> str:
 
 
 def signature_words(signature: SignatureReport) -> str:
-    """Describes a signature's kind and device: "lookup on cpu", "predict", ..."""
     device = f" on {signature.device}" if signature.device else ""
     sizes = f", padded to {', '.join(map(str, signature.batch_sizes))} rows" if signature.batch_sizes else ""
     return f"{signature.kind}{device}{sizes}"

@@ -37,7 +37,6 @@ def to_text(report: ArtifactReport) -> str:
 
 
 def sections_text(heads: Iterable[str], parts: Iterable[Section]) -> str:
-    """Returns the first lines of a report, and its sections below."""
     lines = [line for head in heads for line in _wrap(head, "")]
     for section in parts:
         lines += ["", *_wrap(section.title, ""), *_blocks(section.blocks, "  ")]
@@ -45,7 +44,6 @@ def sections_text(heads: Iterable[str], parts: Iterable[Section]) -> str:
 
 
 def verification_text(artifact: Path, parity: ParityReport | None, faults: Sequence[str]) -> str:
-    """Returns the comparisons of a verification, then one line for each fault, or one line that there is none."""
     lines = [] if parity is None else [*_blocks(parity_blocks(parity), "  ")]
     if faults:
         lines += ["", "DISAGREEMENTS", *(f"  ! {fault}" for fault in faults)]

@@ -62,7 +62,6 @@ def add_to_file(directory: Path, added: TableStatistics) -> Path:
 
 
 def to_json(statistics: TableStatistics) -> dict[str, Any]:
-    """Returns all lookup statistics of a table as a JSON object; leaves out the zeros at the histogram's end."""
     counts = statistics.counts
     return {
         "format_version": FORMAT_VERSION,

@@ -125,7 +125,6 @@ def upload(artifact: Path, store: ObjectStore, version: int, progress: Progress 
 
 
 def _files(artifact: Path) -> dict[str, int]:
-    """Returns path -> size of the files to send: those of the manifest, the manifest, and others such as deltas."""
     check_saved_model(artifact)
     manifest = check_described(artifact)
     found = {path.relative_to(artifact).as_posix(): path for path in sorted(artifact.rglob("*")) if path.is_file()}

@@ -63,9 +63,6 @@ def join_table(parts: Sequence[Array], strategy: PartitionStrategy) -> Array:
 def refuse_mod_export(strategy: PartitionStrategy, **where: Any) -> None:
     """Refuses partition_strategy "mod" in an export, because a model for CPUs can not have it.
 
-    Args:
-      where: name=value of what is exported, for the message.
-
     Raises:
       ExportError: the strategy is "mod".
     """

@@ -38,12 +38,10 @@ def mark_part(variable: Any, full_name: str, full_shape: Sequence[int], first: i
 
 
 def part_of(variable: Any) -> Any:
-    """Returns the SaveSliceInfo of a part of a table; None for a whole variable."""
     return variable._get_save_slice_info()
 
 
 def parts_of(variable: Any) -> list[Any]:
-    """Returns the parts of a PartitionedVariable in the order of their rows; for another variable, a list of it."""
     return list(variable) if hasattr(variable, "_get_variable_list") else [variable]
 
 
@@ -263,7 +261,6 @@ class PendingGradient:
         self._is_held = _local(f"{name}/pending/is_held", tf.constant(False), [])
 
     def exchange(self, gradient: RowGradient, rate: Any, update: Update) -> Any:
-        """Returns an operation that applies the pending gradient and then makes `gradient` the pending one."""
         # Compute this step's gradient before the previous step's gradient is applied, so that this step's lookups read
         # the table without it.
         with tf.control_dependencies([gradient.rows, gradient.values, rate]):
@@ -277,7 +274,6 @@ class PendingGradient:
             )
 
     def flush(self, update: Update) -> Any:
-        """Returns an operation that applies the pending gradient; after it, there is no pending gradient."""
         with tf.control_dependencies([self._apply(update)]):
             return tf.group(self._is_held.assign(False, read_value=False))
 

@@ -32,7 +32,6 @@ class RowGradient:
 
     @staticmethod
     def of(gradient: Any, variable: Any) -> RowGradient:
-        """Makes a RowGradient of a result of tf.gradients: IndexedSlices, or a tensor with all rows of the table."""
         if isinstance(gradient, tf.IndexedSlices):
             return RowGradient(tf.cast(gradient.indices, tf.int64), gradient.values)
         return RowGradient(tf.range(variable.shape[0], dtype=tf.int64), gradient)
@@ -43,7 +42,6 @@ class RowGradient:
         return RowGradient(self.rows, self.values * tf.cast(factor, self.values.dtype))
 
     def occurrences(self) -> Occurrences:
-        """Groups the vectors of a table's gradient by row, and numbers the vectors of each row."""
         rows, position = tf.unique(self.rows)
         counts = tf.math.bincount(position, minlength=tf.size(rows), dtype=tf.int32)
         # rank[i] counts the occurrences of the same row that come before occurrence i in the batch.
@@ -54,7 +52,6 @@ class RowGradient:
         return Occurrences(rows, position, rank, tf.reduce_max(tf.concat([[0], counts], 0)))
 
     def summed(self) -> RowGradient:
-        """Returns one vector for each distinct row of the gradient: the sum over the row's occurrences."""
         rows, position = tf.unique(self.rows)
         return RowGradient(rows, tf.math.unsorted_segment_sum(self.values, position, tf.size(rows)))
 

@@ -96,7 +96,7 @@ fn set_control(value: u64) {
     let _ = value;
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use std::hint::black_box;
 

@@ -139,7 +139,7 @@ unsafe fn write(start: *const u8, count: usize) -> bool {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use std::io::{Read, Write};
     use std::os::fd::AsRawFd;

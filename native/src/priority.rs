@@ -39,7 +39,7 @@ fn attributes() -> Option<libc::sched_attr> {
     (result == 0 && has_slice).then_some(attributes)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

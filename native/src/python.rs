@@ -13,9 +13,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::edge::{
-    self, Access, Caller, Cors, Dispatch, Limits, Listen, LogEntry, Method, Records, Snapshot, Target, Tracing, Wire,
-};
+use crate::edge::{self, Access, Caller, Dispatch, Listen, LogEntry, Method, Records, Snapshot, Target, Wire};
 use crate::forms::{self, Answered, Call, TensorEncoding};
 use crate::plan::faults::Code;
 use crate::plan::{self, Declined, Description, Effort, ModelRoutes, Routes, VersionMemory, Waiting};
@@ -119,7 +117,6 @@ impl Servable {
         answered.map(|answered| PyBytes::new(py, &answered.body)).map_err(|declined| unanswered(&declined))
     }
 
-    /// Returns the signatures whose graphs the core could not open, with the reasons.
     fn closed_graphs(&self) -> HashMap<String, String> {
         let others = self.inner.other_signatures().iter();
         let closed = others.filter(|other| other.why == plan::WhyNot::CanNotRun);
@@ -132,7 +129,6 @@ impl Servable {
         Arc::strong_count(&self.inner) - 1
     }
 
-    /// Forgets what was counted and sampled so far.
     fn forget_counts(&self) {
         self.inner.forget_counts();
     }
@@ -181,7 +177,6 @@ fn unanswered(declined: &Declined) -> PyErr {
     Unanswered::new_err((code.name(), text.to_owned()))
 }
 
-/// Returns a graph that Python's `opener` opens at the first request for it.
 fn lazy_graph(opener: Arc<Py<PyAny>>, batcher: Option<towers::Batcher>) -> Box<dyn plan::Graph> {
     Box::new(towers::LazyGraph::new(Box::new(move || {
         let called = Python::attach(|py| opener.call0(py)?.extract::<String>(py));
@@ -191,7 +186,6 @@ fn lazy_graph(opener: Arc<Py<PyAny>>, batcher: Option<towers::Batcher>) -> Box<d
     })))
 }
 
-/// The hot rows of a table, as `Servable::hot_rows` returns them.
 type HotRows = (u64, u64, u64, u64, Vec<(i64, u64)>);
 
 /// The Valkey and Redis clusters in which tables of this server lie. Concurrency: any thread.
@@ -252,7 +246,6 @@ impl Clusters {
         self.inner.set_in_sync(nodes.into_iter().map(|(host, port, left_s)| (host, port, time_of(left_s))));
     }
 
-    /// Asks each Valkey or Redis cluster for its slot map, which says which nodes hold which slots.
     fn refresh(&self, py: Python<'_>) {
         py.detach(|| self.inner.refresh());
     }
@@ -322,7 +315,6 @@ impl Batcher {
         Ok(Batcher { inner: towers::Batcher::new(num_threads, thread_pool_name, limits) })
     }
 
-    /// Returns the counts of batches, as JSON text.
     fn counts(&self) -> PyResult<String> {
         serde_json::to_string(&self.inner.counts()).map_err(value_error)
     }
@@ -352,10 +344,8 @@ impl Pager {
 /// run it; versions by label; the fraction of requests to log; why no version is AVAILABLE, "" if one is.
 pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<String, i64>, f64, String)>;
 
-/// The records that [`Server::take_records`] returns to Python.
 type PythonRecords = (Vec<(String, i64, String, u64, Py<PyBytes>)>, String, HashMap<String, u64>, u64, Vec<String>);
 
-/// Converts Python's list of models to routes by name.
 #[must_use]
 pub fn routes_of(models: &PythonRoutes) -> HashMap<String, ModelRoutes> {
     let models = models.iter().map(|(model, versions, labels, log_rate, problem)| {
@@ -369,7 +359,6 @@ pub fn routes_of(models: &PythonRoutes) -> HashMap<String, ModelRoutes> {
     models.collect()
 }
 
-/// The handlers of the wire formats (forms), with a server's default settings.
 const FORMS: PlainForms = PlainForms { max_table_rows: 1 << 20 };
 
 /// The handlers of the wire formats (forms) without a network server, for tests that compare them with the reference
@@ -458,7 +447,6 @@ impl Server {
         Ok(Server { inner: ArcSwapOption::from_pointee(server), last: ArcSwapOption::empty(), records })
     }
 
-    /// Returns the ports of the TCP listeners of each wire.
     #[getter]
     fn ports(&self) -> PyResult<HashMap<&'static str, Vec<u16>>> {
         let server = self.running()?;
@@ -556,7 +544,6 @@ impl Server {
         serde_json::to_string(&self.running()?.retire(model, version)).map_err(value_error)
     }
 
-    /// Removes all counts of a model that was removed.
     fn forget(&self, model: &str) -> PyResult<()> {
         self.running()?.forget(model);
         Ok(())
@@ -572,7 +559,6 @@ impl Server {
         py.detach(|| server.drain(timeout))
     }
 
-    /// Closes all connections and ends the server's threads.
     fn close(&self, py: Python<'_>) {
         let server = self.inner.swap(None);
         py.detach(|| {
@@ -639,29 +625,15 @@ impl Dispatch for PlainForms {
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ServerConfig {
-    threads: usize,
-    large_threads: usize,
+    edge: edge::Config,
     #[serde(default)]
     grpc: Vec<Listener>,
     #[serde(default)]
     http: Vec<Listener>,
-    grpc_upstream: PathBuf,
-    http_upstream: PathBuf,
     #[serde(default)]
     tls: Tls,
     access: Option<Vec<Caller>>,
-    tracing: Option<Tracing>,
-    has_log_answers: bool,
-    seal: String,
-    as_content: bool,
-    strict_json: bool,
     max_table_rows: usize,
-    cors: CorsConfig,
-    bucket_limits_s: Vec<f64>,
-    wait_limits_s: Vec<f64>,
-    example_limits: Vec<usize>,
-    slow_from_s: Option<f64>,
-    limits: LimitsConfig,
 }
 
 #[derive(serde::Deserialize)]
@@ -690,89 +662,15 @@ struct Pem {
     authorities: Option<String>,
 }
 
-#[derive(serde::Deserialize)]
-#[serde(untagged)]
-enum CorsConfig {
-    Word(String),
-    Origins(Vec<String>),
-}
-
-/// The limits from `service/configuration/server_settings.py`; times are in seconds.
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LimitsConfig {
-    max_request_bytes: usize,
-    max_response_bytes: usize,
-    gzip_min_bytes: usize,
-    max_bytes_in_flight: usize,
-    max_connections: usize,
-    max_head_bytes: usize,
-    max_queued_requests: usize,
-    max_long_calls: usize,
-    max_queue_s: f64,
-    max_forwarded: usize,
-    handshake_timeout_s: f64,
-    head_timeout_s: f64,
-    stall_timeout_s: f64,
-    keep_alive_s: f64,
-    http_timeout_s: f64,
-    max_message_bytes: usize,
-    grpc_idle_s: Option<f64>,
-    max_age_s: Option<f64>,
-    max_age_grace_s: Option<f64>,
-}
-
 impl ServerConfig {
     fn edge(self) -> PyResult<edge::Config> {
-        let limits = self.limits;
-        let time = |seconds: f64| Duration::try_from_secs_f64(seconds).map_err(value_error);
         Ok(edge::Config {
-            threads: self.threads,
-            large_threads: self.large_threads,
             grpc: self.grpc.into_iter().map(listen).collect(),
             http: self.http.into_iter().map(listen).collect(),
-            grpc_upstream: self.grpc_upstream,
-            http_upstream: self.http_upstream,
             grpc_tls: self.tls.grpc.map(|pem| pem.server_config(Wire::Grpc)).transpose()?,
             http_tls: self.tls.http.map(|pem| pem.server_config(Wire::Http)).transpose()?,
-            limits: Limits {
-                max_request_bytes: limits.max_request_bytes,
-                max_message_bytes: limits.max_message_bytes,
-                max_response_bytes: limits.max_response_bytes,
-                gzip_min_bytes: limits.gzip_min_bytes,
-                max_bytes_in_flight: limits.max_bytes_in_flight,
-                max_connections: limits.max_connections,
-                max_head_bytes: limits.max_head_bytes,
-                max_queued_requests: limits.max_queued_requests,
-                max_long_calls: limits.max_long_calls,
-                max_queue: time(limits.max_queue_s)?,
-                max_forwarded: limits.max_forwarded,
-                handshake_timeout: time(limits.handshake_timeout_s)?,
-                head_timeout: time(limits.head_timeout_s)?,
-                stall_timeout: time(limits.stall_timeout_s)?,
-                keep_alive: time(limits.keep_alive_s)?,
-                grpc_keep_alive: limits.grpc_idle_s.map(time).transpose()?,
-                max_age: limits.max_age_s.map(time).transpose()?,
-                max_age_grace: limits.max_age_grace_s.map(time).transpose()?,
-                http_timeout: time(limits.http_timeout_s)?,
-                ..Limits::default()
-            },
             access: self.access.map(|callers| Access::new(&callers)).transpose().map_err(value_error)?,
-            tracing: self.tracing,
-            has_log_answers: self.has_log_answers,
-            seal: self.seal,
-            as_content: self.as_content,
-            strict_json: self.strict_json,
-            cors: match self.cors {
-                CorsConfig::Origins(origins) => Cors::Listed(origins),
-                CorsConfig::Word(word) if word == "all" => Cors::All,
-                CorsConfig::Word(_) => Cors::Off,
-            },
-            bucket_limits_s: self.bucket_limits_s,
-            wait_limits_s: self.wait_limits_s,
-            example_limits: self.example_limits,
-            slow_from: self.slow_from_s.map_or(Ok(Duration::MAX), time)?,
-            ..edge::Config::default()
+            ..self.edge
         })
     }
 }
@@ -826,6 +724,12 @@ fn keep_last_words(lines: i32, standard_error: i32, buffer: Option<PyBuffer<u8>>
     Ok(())
 }
 
+#[pyfunction]
+#[allow(clippy::cast_precision_loss, reason = "seconds since 1970")]
+fn first_end_s(pem: &str) -> PyResult<f64> {
+    edge::first_end_s(pem).map(|end_s| end_s as f64).ok_or_else(|| value_error("a certificate is missing or damaged"))
+}
+
 /// Adds the classes and functions of this file to the Python module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Servable>()?;
@@ -836,5 +740,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Batcher>()?;
     module.add_class::<Forms>()?;
     module.add_class::<Server>()?;
+    module.add_function(wrap_pyfunction!(first_end_s, module)?)?;
     module.add_function(wrap_pyfunction!(keep_last_words, module)?)
 }

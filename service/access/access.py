@@ -50,7 +50,6 @@ class Access:
 
     @property
     def callers(self) -> Callers:
-        """The callers of the last valid content of the --auth_config file."""
         return self.file.callers
 
     def metrics(self, render: Callable[[], Text]) -> Callable[[], Text]:
@@ -74,7 +73,6 @@ class Access:
         return guarded
 
     def watch(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Starts a thread that reloads the --auth_config file when it changes."""
         repeat(self.file.poll_once, stop, poll_interval_s, "auth-config")
 
 
@@ -128,8 +126,6 @@ class AuthConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AuthConfig:
-    """Content of the --auth_config file: its callers, and the parts of the server that are open to everybody."""
-
     callers: tuple[Caller, ...]
     open_parts: frozenset[Part]
 
@@ -165,9 +161,6 @@ def read_auth_config(path: Path) -> AuthConfig:
 
 class AuthFile:
     """The watcher of the --auth_config file, which keeps the callers up to date. Concurrency: one caller at a time.
-
-    Args:
-      counter: counts accepted and refused texts of the file.
 
     Raises:
       AuthConfigError: the file can not be used.
@@ -272,12 +265,15 @@ def _read(path: Path, where: str = "") -> bytes:
 
 def _check_unique(callers: tuple[Caller, ...]) -> None:
     for what, found in (
-        ("name", [caller.name for caller in callers]),
-        ("token", [digest for caller in callers for digest in caller.digests]),
-        ("certificate", [name for caller in callers for name in caller.certificates]),
+        ("name", [(caller.name, caller.name) for caller in callers]),
+        ("token", [(digest, caller.name) for caller in callers for digest in caller.digests]),
+        ("certificate", [(name, caller.name) for caller in callers for name in caller.certificates]),
     ):
-        if len(found) != len(set(found)):
-            raise AuthConfigError(f"two callers have the same {what}")
+        owners: dict[str | bytes, str] = {}
+        for value, name in found:
+            if value in owners:
+                raise AuthConfigError(f'two callers have the same {what}: "{owners[value]}" and "{name}"')
+            owners[value] = name
 
 
 def _tables(entry: Mapping[str, Any], key: str, where: str = "the file") -> Iterator[Mapping[str, Any]]:

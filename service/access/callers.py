@@ -67,7 +67,6 @@ class Grant:
         self._prefixes = tuple(prefixes.items())
 
     def rights(self, model: str) -> frozenset[Right]:
-        """Returns the caller's rights on a model of this name; the model need not exist."""
         rights = self._exact.get(model, _NONE)
         for prefix, more in self._prefixes:
             if model.startswith(prefix):
@@ -121,7 +120,6 @@ class Callers:
         self.on_change()
 
     def is_open(self, part: Part) -> bool:
-        """Says whether a part of the server, such as "metrics", is open to requests without credentials."""
         return part in self._known.open_parts
 
     def authenticate(self, authorization: bytes | None, names: Collection[str] = ()) -> Grant:
@@ -145,7 +143,6 @@ class Callers:
 
     @contextmanager
     def acting(self, grant: Grant) -> Iterator[None]:
-        """Makes a caller's grant the current one (Callers.current) while the code of a `with` block runs."""
         token = self.current.set(grant)
         try:
             yield
@@ -159,13 +156,10 @@ class Callers:
 
 
 def digest_of(token: bytes) -> bytes:
-    """Returns the SHA-256 of a token, without the spaces around it."""
     return sha256(token.strip()).digest()
 
 
 class _Known:
-    """One list of callers, with indexes to find a caller by a token's digest or by a certificate's name."""
-
     def __init__(self, callers: Sequence[Caller], open_parts: Collection[Part]) -> None:
         self.open_parts = frozenset(open_parts)
         by_caller = [(Grant(caller.name, caller.rules), caller) for caller in callers]
@@ -217,7 +211,6 @@ def names_of_certificate(certificate: Mapping[str, Any] | None) -> frozenset[str
 
 
 def names_of_transport(transport: asyncio.BaseTransport) -> frozenset[str]:
-    """Returns the names in a client's verified certificate, from its connection; an empty set without a certificate."""
     # The names come from a verified certificate: Python and uvloop give a certificate's fields only after they have
     # verified its chain.
     return names_of_certificate(transport.get_extra_info("peercert"))

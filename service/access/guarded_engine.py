@@ -44,11 +44,6 @@ class GuardedEngine(Engine):
     Requests for a model on which the caller has no right go to an engine without models: they get the same texts,
     counts and codes as requests for a model that does not exist. A caller with some right on the model, but not the one
     that a method needs, gets PermissionDenied.
-
-    Args:
-      engine: the engine with the models.
-      absent: an engine without models.
-      grant: returns the grant of the current caller.
     """
 
     # Engine.__init__ is not called on purpose: an Engine method that this class does not override then fails for lack
@@ -68,14 +63,10 @@ class GuardedEngine(Engine):
         raise PermissionDenied(f'Caller "{grant.name}" lacks the right "{right}" on model "{model}".')
 
     def reject(self, error: Exception, call: Call, *, model: str = "") -> None:
-        """Calls the wrapped engine's reject, which counts a request that failed before its signature was found.
-
-        If the caller can not see the model, the request is counted as one for an unknown model.
-        """
+        """Counts a failed request; a model that the caller can not see counts as an unknown one."""
         (self._engine if self._grant().rights(model) else self._absent).reject(error, call, model=model)
 
     def answered(self, call: Call, *, model: str = "") -> None:
-        """Calls the wrapped engine's answered(), for a model as reject() does."""
         (self._engine if self._grant().rights(model) else self._absent).answered(call, model=model)
 
     def searches_by_signature(self, ref: ModelRef) -> bool:
@@ -92,17 +83,14 @@ class GuardedEngine(Engine):
         self._engine.reload(models, deadline_s, origin="admin" if origin == "client" else origin)
 
     def models(self) -> list[str]:
-        """Returns the names of the configured models on which the caller has the right "metadata", sorted."""
         grant = self._grant()
         return [name for name in self._engine.models() if "metadata" in grant.rights(name)]
 
     def all_statuses(self) -> dict[str, list[VersionStatus]]:
-        """Returns model -> the states of its versions; only models on which the caller has the right "metadata"."""
         seen = set(self.models())
         return {name: statuses for name, statuses in self._engine.all_statuses().items() if name in seen}
 
     def problems(self) -> dict[str, str]:
-        """Returns model -> why the model can not answer; only models on which the caller has the right "metadata"."""
         seen = set(self.models())
         return {name: problem for name, problem in self._engine.problems().items() if name in seen}
 

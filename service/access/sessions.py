@@ -113,11 +113,7 @@ class Sessions:
         self._digests: tuple[int, tuple[dict[bytes, bytes], ...]] = (-1, ())
 
     def open(self, token: str) -> tuple[str, Session]:
-        """Opens a session for the caller of a token; returns the signed cookie and the session.
-
-        Raises:
-          Unauthenticated: the token belongs to no caller.
-        """
+        """Opens a session for the caller of a token; returns the signed cookie, too. Raises Unauthenticated."""
         data = token.encode("utf-8", "replace")
         digest = digest_of(data)
         if len(data) > _MAX_TOKEN_BYTES or self._callers.of_digest(digest) is None:
@@ -129,9 +125,6 @@ class Sessions:
         return cookie, Session(digest, _csrf(keys, body), float(ends_s))
 
     def find(self, cookie: str) -> tuple[Session, Grant] | None:
-        """Returns the session that a signed cookie holds, and the grant of its caller; None if the session is over or
-        the cookie is invalid.
-        """
         read = self._read(cookie)
         if read is None:
             return None
@@ -180,7 +173,6 @@ class Sessions:
         self._callers.on_change()
 
     def hide_from_core(self) -> None:
-        """Makes the native core forget sessions that are over."""
         now_s = self._clock()
         with self._lock:
             known = {key: one for key, one in self._callers.sessions.items() if one[1] > now_s}
@@ -210,9 +202,7 @@ class Sessions:
             self._closed = closed
 
     def _read(self, cookie: str) -> tuple[int, bytes] | None:
-        """Returns the index of the key that signed a session's cookie, and the signed bytes; None if no key signed the
-        text.
-        """
+        """Returns the index of the key that signed a cookie, and the signed bytes; None if no key did."""
         if len(cookie) != _COOKIE_CHARS or not cookie.isascii():
             return None
         try:

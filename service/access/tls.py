@@ -1,16 +1,9 @@
-"""Reads the TLS files of the ports, at the start and whenever a file changes, and makes an ssl.SSLContext of each.
-
-Reads when certificates expire, by a small DER parser; OpenSSL reads all other fields of certificates.
-
-Source: RFC 7468 (PEM), RFC 5280 section 4.1 (Certificate), ITU-T X.690 (DER).
-"""
+"""Reads the TLS files of the ports, at the start and whenever a file changes, and makes an ssl.SSLContext of each."""
 
 from __future__ import annotations
 
-import binascii
 import logging
 import os
-import re
 import ssl
 import threading
 import time
@@ -28,56 +21,6 @@ from service.versions.threads import repeat
 from service.wire.api import GRPC_API, HTTP_API
 from service.wire.config_protos import SslConfig, parse_ssl_config_text
 
-_PEM = re.compile(r"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
-_SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
-
-
-def first_end_s(pem: str) -> float:
-    """Returns when the first of the certificates in a PEM text expires, in seconds since 1970.
-
-    Raises:
-      ValueError: the text has no certificate, or one that can not be parsed.
-    """
-    blocks = _PEM.findall(pem)
-    if not blocks:
-        raise ValueError("no certificate")
-    return min(_end(binascii.a2b_base64(block)).timestamp() for block in blocks)
-
-
-def _end(der: bytes) -> datetime:
-    try:
-        certificate, _ = _element(der, _SEQUENCE)
-        rest, _ = _element(certificate, _SEQUENCE)
-        if rest[0] == _VERSION:
-            _, rest = _element(rest)
-        # The loop skips three elements before the certificate's validity: serial number, signature algorithm, issuer.
-        for _ in range(3):
-            _, rest = _element(rest)
-        validity, _ = _element(rest, _SEQUENCE)
-        _, rest = _element(validity)
-        kind = rest[0]
-        text = _element(rest)[0].decode("ascii")
-    except (IndexError, UnicodeDecodeError) as error:
-        raise ValueError("not a certificate") from error
-    if kind == _UTC_TIME:
-        # A date of DER's type UTCTime has only two digits of the year, which stand for 1950 to 2049.
-        text = ("19" if text[:2] >= "50" else "20") + text
-    elif kind != _GENERALIZED_TIME:
-        raise ValueError("not a certificate")
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
-
-
-def _element(data: bytes, expected: int | None = None) -> tuple[bytes, bytes]:
-    """Returns the content of the first DER element in data, and the bytes of data behind it; raises ValueError."""
-    kind, size, begin = data[0], data[1], 2
-    if size & 0x80:
-        begin += size & 0x7F
-        size = int.from_bytes(data[2:begin], "big")
-    if begin + size > len(data) or (expected is not None and kind != expected):
-        raise ValueError("not a certificate")
-    return data[begin : begin + size], data[begin + size :]
-
-
 # The allowed cipher suites of TLS 1.2: all have forward secrecy, and none is on the list of weak suites in RFC 9113,
 # appendix A. TLS 1.3 has no weak suites.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -86,9 +29,6 @@ _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH")
 
 def create_context(config: SslConfig, protocols: Sequence[str]) -> ssl.SSLContext:
     """Returns the ssl.SSLContext for a port's connections, with the key and the certificate of an SSLConfig.
-
-    Args:
-      protocols: protocols that ALPN offers.
 
     Raises:
       InvalidRequest: a part of the config is missing or broken, or its key and certificate do not belong together.
@@ -117,16 +57,23 @@ def _check(config: SslConfig) -> None:
             raise InvalidRequest(f"{name} is missing")
     if config.client_verify and not config.custom_ca.strip():
         raise InvalidRequest("client_verify needs custom_ca: the authorities that sign clients' certificates")
-    try:
-        first_end_s(config.server_cert)
-    except ValueError:
-        raise InvalidRequest(_no_certificate("server_cert")) from None
+    _end_s(config)
     scratch = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _trust(scratch, config.server_cert, "server_cert")
     if config.custom_ca:
         # custom_ca is checked even if client_verify is off: an operator shall learn of a faulty custom_ca before
         # switching client_verify on.
         _trust(scratch, config.custom_ca, "custom_ca")
+
+
+def _end_s(config: SslConfig) -> float:
+    # Imported late, because tests import this module without the core.
+    from service._native import first_end_s
+
+    try:
+        return first_end_s(config.server_cert)
+    except ValueError:
+        raise InvalidRequest(_no_certificate("server_cert")) from None
 
 
 def _trust(context: ssl.SSLContext, pem: str, name: str) -> None:
@@ -147,7 +94,7 @@ def _why_not(error: ssl.SSLError) -> str:
     # the certificate, or the certificate is too weak. _check() has refused an unreadable certificate before.
     reason = error.reason or ""
     if reason in _MISMATCHES:
-        return "server_key does not belong to server_cert"
+        return "server_key does not belong to the first certificate in server_cert"
     if reason in ("EE_KEY_TOO_SMALL", "CA_MD_TOO_WEAK", "CA_KEY_TOO_SMALL"):
         return f"server_cert is too weak: {reason.lower().replace('_', ' ')}"
     return "server_key is not the text of a private key (PEM), or is damaged"
@@ -216,7 +163,6 @@ class TlsFile:
         self._now = self._accept(self._read())
 
     def context(self) -> ssl.SSLContext:
-        """Returns the ssl.SSLContext for a listener; new connections use the TLS settings that were accepted last."""
         context = create_context(self._now.config, self._protocols)
         # sni_callback replaces the context of each new connection: OpenSSL calls it in each handshake, also if the
         # client names no server.
@@ -230,7 +176,6 @@ class TlsFile:
         return self._now.config
 
     def poll_once(self) -> None:
-        """Reads the TLS file; if it has changed and is valid, new connections use its certificate and key."""
         data: bytes | None = None
         try:
             data = self._read()
@@ -260,7 +205,7 @@ class TlsFile:
         if client_verify not in (None, config.client_verify):
             raise InvalidRequest("client_verify can not change while the server runs; start it anew")
         self.on_change(config)
-        end_s = first_end_s(config.server_cert)
+        end_s = _end_s(config)
         self._counter.accepted(self._api, end_s)
         extra = {"api": self._api, "path": str(self._path), "ends": datetime.fromtimestamp(end_s, UTC).isoformat()}
         if end_s <= self._clock():
@@ -292,7 +237,6 @@ class Wires:
         self.http = self._file("rest_api_ssl_config_file", HTTP_API, "http/1.1")
 
     def run(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Starts a thread for the TLS file of each port, which reads the file again at each interval."""
         for file in (self.grpc, self.http):
             if file is not None:
                 repeat(file.poll_once, stop, poll_interval_s, "tls-file")

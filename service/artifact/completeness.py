@@ -84,7 +84,6 @@ def identity(folder: Path) -> Identity:
 
 
 def is_replaced(served: Identity, now: Identity) -> bool:
-    """Says whether a folder holds other files than those that are served; files that are gone do not count."""
     return any(file is not None and file != before for before, file in zip(served, now, strict=True))
 
 
@@ -113,7 +112,6 @@ class Arrival:
         self._is_old = wall_clock() - self.seen.changed_at_s >= settle_s
 
     def is_complete(self) -> bool:
-        """Reads the version's folder again, and says whether all files of the version have been copied."""
         now = fingerprint(self.folder)
         if now != self.seen:
             self.seen, self._since_s, self._is_old = now, self._clock(), False

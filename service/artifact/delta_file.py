@@ -133,10 +133,7 @@ def encode(delta: Delta) -> bytes:
 
 
 def size_of(header: bytes) -> int:
-    """Returns the size in bytes that a delta file must have by its header.
-
-    Raises DeltaFault if the header is not valid.
-    """
+    """Returns the size in bytes that a delta file must have by its header; raises DeltaFault."""
     if len(header) < HEADER.size:
         raise DeltaFault("truncated", f"{len(header)} bytes are no header")
     magic, version, _, _, _, dtype, dim, count, _, name_bytes, _ = HEADER.unpack_from(header)
@@ -152,7 +149,6 @@ def size_of(header: bytes) -> int:
 
 
 def decode(data: bytes) -> Delta:
-    """Parses a delta file; the delta's arrays are views of data. Raises DeltaFault."""
     wanted = size_of(data)
     if len(data) != wanted:
         raise DeltaFault("truncated" if len(data) < wanted else "corrupt", f"{len(data)} bytes, expected {wanted}")

@@ -132,7 +132,6 @@ class Journal:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The size of the journal's records that this process has read, and the maximal size of the file, in bytes."""
         return self._end, self._max_bytes
 
     def close(self) -> None:

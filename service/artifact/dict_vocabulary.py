@@ -19,7 +19,6 @@ from service.types import Array
 
 
 def vocabulary_lines(path: Path) -> tuple[bytes, ...]:
-    """Reads the keys of a vocabulary file; raises OSError."""
     return lines_of(path.read_bytes())
 
 
@@ -117,7 +116,6 @@ def _array(keys: list[Any], dtype: KeyDtype) -> Array:
 
 
 def open_vocabularies(artifact: Path, manifest: Manifest) -> dict[str, DictVocabulary]:
-    """Reads the vocabulary files of an artifact; raises ArtifactError naming the file."""
     return {
         name: DictVocabulary(entry, _read(artifact / entry.file, entry) if entry.file else [])
         for name, entry in manifest.vocabularies.items()

@@ -111,7 +111,6 @@ def publish_folder(staging: Path, target: Path, *, is_new: bool = False) -> None
 
 
 def outdated(folder: Path) -> Path:
-    """Returns the name that publish_folder() gives a folder that it replaces."""
     return folder.with_name(f".outdated-{folder.name}")
 
 
@@ -136,7 +135,6 @@ def restore_folders(parent: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Syncs a file's bytes, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -55,7 +55,6 @@ def build(cls: type[T], data: Any, where: str) -> T:
 
 
 def json_object(data: Mapping[str, Any], name: str, *, required: bool = True) -> Mapping[str, Any]:
-    """Returns the value of a manifest's field that must be a JSON object; raises ArtifactError if it is none."""
     value = data.get(name, None if required else {})
     if not isinstance(value, dict):
         raise ArtifactError(f"manifest: {name} is {'missing' if value is None else 'not an object'}")
@@ -168,12 +167,17 @@ class VocabularyEntry:
 
     @property
     def first_bucket(self) -> int:
-        """The row of the first OOV bucket, in the table that the vocabulary's keys map to."""
         return self.first_id + self.size if self.first_oov_id is None else self.first_oov_id
 
     @property
+    def unknown_key_rows(self) -> range:
+        """The rows that lookups read for unknown keys; none if all keys are hashed, as no key is then unknown."""
+        if self.file and self.num_oov_buckets:
+            return range(self.first_bucket, self.first_bucket + self.num_oov_buckets)
+        return range(0) if not self.file or self.oov_id is None else range(self.oov_id, self.oov_id + 1)
+
+    @property
     def last_id(self) -> int:
-        """The largest row number to which the vocabulary maps any of its keys or an unknown key."""
         behind_buckets = self.first_bucket + self.num_oov_buckets if self.num_oov_buckets else 0
         return max(self.first_id + self.size, behind_buckets, (self.oov_id or 0) + 1, (self.empty_key_id or 0) + 1) - 1
 
@@ -247,7 +251,6 @@ class LookupFeature:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> LookupFeature:
-        """Builds a LookupFeature from the manifest's JSON object; raises ArtifactError naming the field at fault."""
         entry = build(LookupFeature, data, "features")
         for name, allowed in _CHOICES.items():
             if getattr(entry, name) not in allowed:
@@ -329,9 +332,9 @@ class Manifest:
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ArtifactError(f"manifest is not valid JSON: {error}") from error
+            raise ArtifactError(f"{MANIFEST_PATH} is not valid JSON: {error}") from error
         if not isinstance(data, dict):
-            raise ArtifactError("manifest is not a JSON object")
+            raise ArtifactError(f"{MANIFEST_PATH} is not a JSON object")
         version = data.pop("format_version", None)
         if type(version) is not int or version < 1:
             raise ArtifactError(f"manifest: format_version is {version!r}, expected a positive integer")

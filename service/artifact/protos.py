@@ -1,9 +1,9 @@
 """Makes, parses and prints protobuf messages of TensorFlow Serving and the Open Inference Protocol, without TensorFlow.
 
-`serving_protos.pb` is the serialized FileDescriptorSet of tensorflow-serving-api 2.21.0, saved_model.proto and
-tensor_bundle.proto, which `.ci/make_serving_protos.py` writes; `open_inference.pb` is that of open_inference.proto,
-from `.ci/make_inference_protos.py`. They are in a descriptor pool of their own, because TensorFlow registers the same
-file names in protobuf's default pool. Messages of the two pools differ in type; pass bytes between them.
+`.ci/make_protos.py` writes `serving_protos.pb`, the serialized FileDescriptorSet of tensorflow-serving-api 2.21.0,
+saved_model.proto and tensor_bundle.proto, and those of the .proto files here. They are in a descriptor pool of their
+own, because TensorFlow registers the same file names in protobuf's default pool. Messages of the two pools differ in
+type; pass bytes between them.
 
 Encodes and decodes varints, tags and lengths of protobuf's wire format, for messages written without the library.
 
@@ -13,10 +13,11 @@ Source: protobuf's encoding guide, "Base 128 Varints" and "Length-Delimited Reco
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.protobuf import descriptor_pool, message_factory, text_format
 
@@ -64,7 +65,8 @@ def length_prefix(data: bytes, position: int) -> tuple[int | None, int]:
     return None, position
 
 
-_DESCRIPTORS = tuple(Path(__file__).with_name(name) for name in ("serving_protos.pb", "open_inference.pb"))
+_NAMES = ("serving_protos.pb", "open_inference.pb", "server_config.pb")
+_DESCRIPTORS = tuple(Path(__file__).with_name(name) for name in _NAMES)
 
 # Lock that lets only one thread build the descriptor pool: messages of two pools can not be used together.
 _building = threading.Lock()
@@ -127,6 +129,8 @@ def _shared_pool() -> descriptor_pool.DescriptorPool:
 # takes 88 bytes and its field in the file two, so 120 MB of empty MetaGraphs took 5.3 GB. A graph has some 25 fields
 # for each of its nodes.
 MAX_FIELDS = 4_000_000
+# Digests of the last messages that were not too large: a load reads its graph several times.
+_COUNTED: deque[int] = deque(maxlen=16)
 # Fewest bytes of a field: its tag, and the shortest value or the length.
 _LEAST_BYTES = 2
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
@@ -136,18 +140,15 @@ def check_num_fields(what: object, data: bytes, full_name: str) -> None:
     """Raises ArtifactError if a serialized message has more than MAX_FIELDS fields; takes no time for short messages.
 
     The function does not say whether the bytes are a message.
-
-    Args:
-      what: names the file, for the error.
-      full_name: name of the message's type.
     """
-    if len(data) <= _LEAST_BYTES * MAX_FIELDS:
+    if len(data) <= _LEAST_BYTES * MAX_FIELDS or (digest := hash((data, full_name))) in _COUNTED:
         return
     if num_fields(data, full_name, MAX_FIELDS) > MAX_FIELDS:
         raise ArtifactError(
             f"{what} has {len(data)} bytes with more than {MAX_FIELDS} protobuf fields, the most that are parsed: "
             "their messages would take many times as much memory. Export the model with a smaller graph"
         )
+    _COUNTED.append(digest)
 
 
 def num_fields(data: bytes, full_name: str, most: int) -> int:
@@ -188,7 +189,6 @@ def num_fields(data: bytes, full_name: str, most: int) -> int:
 
 @cache
 def _messages(descriptor: Any) -> dict[int, Any]:
-    """Returns field number -> descriptor of the messages in it, for the fields that hold messages."""
     return {field.number: field.message_type for field in descriptor.fields if field.message_type is not None}
 
 
@@ -208,20 +208,7 @@ class TextFormError(Exception):
         self.line = line
 
 
-class Field(NamedTuple):
-    """The declaration of one protobuf field: declared_class() makes a message class from such declarations.
-
-    kind: "string", "bool" or "int64", or the full name of a message, such as "google.protobuf.Int64Value".
-    """
-
-    name: str
-    number: int
-    kind: str
-    is_repeated: bool = False
-
-
 def fill_from_text(message: Any, text: str) -> None:
-    """Sets the fields of a protobuf message from its text form; raises TextFormError, UnicodeError."""
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
@@ -230,64 +217,3 @@ def fill_from_text(message: Any, text: str) -> None:
 
 def text_of(full_name: str, data: bytes) -> str:
     return text_format.MessageToString(message_class(full_name).FromString(data))
-
-
-def declared_class(full_name: str, messages: Mapping[str, Sequence[Field]]) -> MessageClass:
-    """Declares protobuf messages in the package tensorflow.serving, and returns the class of one of them.
-
-    Args:
-      messages: message name without its package -> the message's fields.
-    """
-    # descriptor_pb2 is imported here and not at the top: this takes 7 ms of the start, and most servers read no
-    # file whose message declared_class() declares.
-    from google.protobuf import descriptor_pb2
-
-    kinds = descriptor_pb2.FieldDescriptorProto
-    package, _, name = full_name.rpartition(".")
-    file = descriptor_pb2.FileDescriptorProto(
-        name=f"embedding_server/{name}.proto",
-        package=package,
-        syntax="proto3",
-        dependency=["google/protobuf/wrappers.proto"],
-    )
-    for message, fields in messages.items():
-        declared = file.message_type.add(name=message)
-        for field in fields:
-            is_message = "." in field.kind
-            declared.field.add(
-                name=field.name,
-                number=field.number,
-                label=kinds.LABEL_REPEATED if field.is_repeated else kinds.LABEL_OPTIONAL,
-                type=kinds.TYPE_MESSAGE if is_message else getattr(kinds, f"TYPE_{field.kind.upper()}"),
-                type_name=f".{field.kind}" if is_message else None,
-            )
-    pool = new_pool([file.SerializeToString()])
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(full_name))
-
-
-def extended_class(full_name: str, message: str, fields: Sequence[Field]) -> MessageClass:
-    """Returns a copy of a protobuf message class in which a message of the same proto file has more fields.
-
-    Args:
-      full_name: the class's message. message: the name of the message that gets the fields.
-    """
-    from google.protobuf import descriptor_pb2
-
-    kinds = descriptor_pb2.FieldDescriptorProto
-    package, _, name = full_name.rpartition(".")
-    file = descriptor_pb2.FileDescriptorProto()
-    message_class(full_name).DESCRIPTOR.file.CopyToProto(file)
-    # The copied messages need a package of their own, because a descriptor pool accepts each full name only once.
-    file.name, file.package = f"embedding_server/extended_{name}.proto", "embedding_server"
-    own = tuple(f".{package}.{declared.name}" for declared in file.message_type)
-    for declared in file.message_type:
-        for field in declared.field:
-            if field.type_name in own or field.type_name.startswith(tuple(f"{each}." for each in own)):
-                field.type_name = f".embedding_server{field.type_name.removeprefix(f'.{package}')}"
-        if declared.name == message:
-            for more in fields:
-                label = kinds.LABEL_REPEATED if more.is_repeated else kinds.LABEL_OPTIONAL
-                kind = getattr(kinds, f"TYPE_{more.kind.upper()}")
-                declared.field.add(name=more.name, number=more.number, label=label, type=kind)
-    pool = new_pool([file.SerializeToString()])
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"embedding_server.{name}"))

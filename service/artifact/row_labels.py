@@ -36,7 +36,6 @@ class RowLabels:
         self.text, self.starts, self.first_row = text, starts, first_row
 
     def of(self, rows: Iterable[int]) -> list[str | None]:
-        """Returns the label of each row; None for a row without one, or with an empty one."""
         return [self._line(row - self.first_row) or None for row in rows]
 
     def find(self, text: str, most: int) -> list[int]:
@@ -88,9 +87,6 @@ def map_file(path: Path) -> Array:
 
 def open_labels(artifact: Path, manifest: Manifest, map_: Callable[[Path], object] = map_file) -> dict[str, RowLabels]:
     """Maps the labels of a version's tables, by table; reads of them no more than the last line's end.
-
-    Args:
-      map_: maps a file, as map_file() does.
 
     Raises:
       ArtifactError: a file is missing, or there is not one label for each row of its table.

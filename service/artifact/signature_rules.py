@@ -46,11 +46,7 @@ class LookupRules:
 
 
 def signature_faults(manifest: Manifest, signatures: Mapping[str, SignatureSpec]) -> dict[str, str]:
-    """Returns signature -> why it contradicts its manifest entry, so that only TensorFlow can run it; {} if none does.
-
-    Args:
-      signatures: as read from the artifact's saved_model.pb.
-    """
+    """Returns signature -> why it contradicts its manifest entry, so that only TensorFlow can run it; {} for none."""
     faults = {}
     for name, entry in manifest.signatures.items():
         try:
@@ -67,9 +63,6 @@ def described(
 ) -> SignatureSpec:
     """Returns a signature's spec with the manifest's facts on inputs and outputs, such as vocabularies and id bounds.
 
-    Args:
-      vocabularies: the vocabulary of each feature that has one.
-
     Raises:
       ArtifactError: manifest and signature do not agree.
     """
@@ -80,10 +73,12 @@ def described(
         _check_vocabulary(name, manifest)
         _check_inputs(spec, entry, name, manifest)
         feature = manifest.features[name]
+        # An id that its weight leaves out is not looked up, so it may be any.
+        leaves_out = lookup.weights is not None and lookup.on_nonpositive_weight == "drop"
         described_input = replace(
             inputs[lookup.ids],
             vocabulary_size=manifest.tables[feature.table].vocabulary_size,
-            bounds=_BOUNDS.get(lookup.on_bad_id, "none"),
+            bounds="none" if leaves_out else _BOUNDS.get(lookup.on_bad_id, "none"),
             vocabulary=vocabularies.get(name),
         )
         if (other := readers.setdefault(lookup.ids, name)) != name:

@@ -133,21 +133,24 @@ def check_files(artifact: Path, manifest: Manifest) -> None:
         try:
             found = (artifact / name).stat().st_size
         except (OSError, ValueError) as error:  # ValueError: a file's name in the manifest has a NUL
-            raise ArtifactError(f"file {name!r} of {artifact} can not be read: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise ArtifactError(f"file {name!r} of {artifact} can not be read: {reason}") from error
         if found != nbytes:
             raise ArtifactError(f"file {name} of {artifact} has {found} bytes, its manifest says {nbytes}")
 
 
 def table_info(manifest: Manifest, name: str, nbytes: int) -> TableInfo:
-    """Returns the TableInfo of a table from its manifest entry; nbytes: size of the table in bytes."""
     entry = manifest.tables[name]
+    features = {feature: one for feature, one in manifest.features.items() if one.table == name}
+    unknown = (manifest.vocabularies[one.vocabulary].unknown_key_rows for one in features.values() if one.vocabulary)
     return TableInfo(
         name=name,
         vocabulary_size=entry.vocabulary_size,
         embedding_dim=entry.embedding_dim,
         dtype=entry.dtype,
         nbytes=nbytes,
-        features=tuple(sorted(f for f, feature in manifest.features.items() if feature.table == name)),
+        features=tuple(sorted(features)),
+        unknown_key_rows=tuple(sorted({(rows[0], rows[-1]) for rows in unknown if rows})),
     )
 
 

@@ -154,7 +154,6 @@ def decode_tensor(name: str, tensor: Any, max_elements: int = MAX_SPREAD_ELEMENT
     The array may be read-only, since tensor_content is not copied.
 
     Args:
-      name: the input's name, for error texts.
       max_elements: how many elements the declared shape may have.
 
     Raises:
@@ -179,7 +178,6 @@ def encode_tensor(name: str, array: Array, *, as_content: bool = False) -> list[
     """Serializes an array as a TensorProto; returns pieces of bytes that the caller joins.
 
     Args:
-      name: the output's name, for error texts.
       as_content: True puts the values into tensor_content, False into the `*_val` fields.
 
     Raises:

@@ -32,9 +32,6 @@ _MAX_RECORD_BYTES = 2**31 - 1
 def read_records(file: BinaryIO, checksum: Checksum) -> Iterator[bytes]:
     """Yields the records (byte strings) of a TFRecord file, after checks of their checksums.
 
-    Args:
-      checksum: computes the masked CRC-32C of bytes.
-
     Raises:
       ArtifactError: a record is cut off, or does not match its checksum.
     """
@@ -55,7 +52,6 @@ def read_records(file: BinaryIO, checksum: Checksum) -> Iterator[bytes]:
 
 
 def encode_record(data: bytes, checksum: Checksum) -> bytes:
-    """Encodes bytes as one record of a TFRecord file, with length and checksums."""
     length = len(data).to_bytes(8, "little")
     header = length + _FOOTER.pack(checksum(length))
     return b"".join((header, data, _FOOTER.pack(checksum(data))))

@@ -82,11 +82,7 @@ def check_ops(saved_model_pb: Path, tags: frozenset[str]) -> None:
 
 
 def unsafe_op(meta_graph: Any) -> str:
-    """Returns one line that names an unsafe op that the server would run, and where it stands; "" if there is none.
-
-    Args:
-      meta_graph: a MetaGraphDef of TensorFlow's or of any other descriptor pool.
-    """
+    """Returns one line that names an unsafe op that the server would run, and where it stands; "" if there is none."""
     assets = asset_files(meta_graph)
     for asset in assets:
         path = PurePosixPath(asset.filename)
@@ -139,7 +135,6 @@ class _Search:
         self._given = given
 
     def from_tensors(self, tensors: Iterable[str], *, is_restoring: bool = False) -> str:
-        """Returns what is wrong with the nodes that compute some tensors; "" if they are safe."""
         waiting = [tensor.partition(":")[0] for tensor in tensors]
         seen: set[str] = set()
         done: set[tuple[str, tuple[str, ...]]] = set()

@@ -160,7 +160,6 @@ class VersionDiff:
     notes: tuple[str, ...] = ()
 
     def refusals(self, max_drift: float) -> list[str]:
-        """Returns why the new version is refused by --max_drift, one line for each reason; [] if it is accepted."""
         found = [
             f'table "{table.table}": {why}' for table in self.tables for why in _refusals(table, max_drift, self.old)
         ]

@@ -53,7 +53,6 @@ class Alignment:
             self._sums[half] += weighted[0][mine].T @ weighted[1][mine]
 
     def centred(self, old: Array, new: Array) -> tuple[Array, Array]:
-        """Returns old and new rows without their tables' mean rows."""
         with np.errstate(invalid="ignore", over="ignore"):
             return old - self._means[0], new - self._means[1]
 
@@ -98,7 +97,6 @@ def cosines(old: Array, new: Array) -> Array:
 
 
 def norms(rows: Array) -> Array:
-    """Returns the [n] Euclidean norms of rows [n, D]."""
     with np.errstate(invalid="ignore", over="ignore"):
         found: Array = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     return found
@@ -146,9 +144,7 @@ class KeyedRows(Protocol):
         """Returns the [N] int64 row ids in `lines` of [N] keys; NO_ROW for a key that is not in the file."""
         ...
 
-    def key_of(self, row: int) -> bytes | int | None:
-        """Returns the key of a row id; None for a row without a key."""
-        ...
+    def key_of(self, row: int) -> bytes | int | None: ...
 
 
 class Matching(Protocol):
@@ -194,7 +190,6 @@ class ById:
         return np.where(new_ids < self.old.stop, new_ids, NO_ROW)
 
     def name(self, id: int, *, is_new: bool) -> str:
-        """Returns a row's id as text, with its label: rows that are paired by ids have no keys in common."""
         (label,) = self.labels[is_new].of([id])
         return str(id) if label is None else f"{id} {label}"
 
@@ -411,7 +406,6 @@ class _Fit(NamedTuple):
 
 
 def _fit(old: Table, new: Table, old_ids: Array, new_ids: Array) -> _Fit:
-    """Fits the means and a rotation for each half of the pairs of old and new rows."""
     nothing = np.zeros(old.info.embedding_dim)
     if len(old_ids) < ROWS_PER_DIM * old.info.embedding_dim:
         return _Fit((nothing, nothing), None, (1.0, 1.0))

@@ -24,7 +24,6 @@ from service.wire.config_protos import PrometheusConfig, parse_config_text, pars
 
 
 def read_proto_text(path: Path) -> str:
-    """Returns the UTF-8 text of a file with a protobuf message; raises InvalidRequest if it can not be read."""
     try:
         return read_plain_file(path).decode()
     except OSError as error:
@@ -70,7 +69,6 @@ _EMPTY = "{} is empty; to serve no models it must say model_config_list {{}}"
 
 
 def models_of(settings: Settings) -> Models:
-    """Returns the models that --models, --model_base_path or --model_config_file name; raises InvalidRequest."""
     if settings.model_config_file:
         return ConfigFile(Path(settings.model_config_file), 0.0).read()
     if not settings.models:
@@ -90,7 +88,6 @@ def models_of(settings: Settings) -> Models:
 
 
 def _base_paths(folder: str) -> list[str]:
-    """Returns a folder of versions, or the folders of versions in a folder of models; raises InvalidRequest."""
     if is_in_store(folder):
         return [folder]
     path = Path(folder).absolute()
@@ -145,10 +142,6 @@ class ConfigFile:
         self._turn = threading.Lock()
 
     def read(self) -> Models:
-        """Reads the server's first list of models from --model_config_file; an empty file means no models.
-
-        Raises InvalidRequest.
-        """
         text = read_proto_text(self._path)
         models = self._parse(text) or ()
         self._applied = text
@@ -190,9 +183,6 @@ class ConfigFile:
         """Reloads the models in --model_config_file, even if the file has not changed; returns these models.
 
         Concurrency: any thread.
-
-        Raises:
-          ServiceError: the file or its models can not be used; the list of models stays as it is.
         """
         with self._turn:
             text = read_proto_text(self._path)

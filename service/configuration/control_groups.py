@@ -32,10 +32,7 @@ def num_processors(root: Path = Path("/")) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Returns the bytes of memory that this process may still use.
-
-    Returns None if the kernel does not show them. root: the folder above /proc and /sys.
-    """
+    """Returns the bytes of memory that this process may still use."""
     found = []
     meminfo = _numbers(root / "proc/meminfo")
     if "MemAvailable:" in meminfo:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from service.configuration.control_groups import num_processors
-from service.types import GraphThreads
+
+if TYPE_CHECKING:
+    from service.types import GraphThreads
 
 # Type of a setting of a TCP port: a number, 0 for no port, or "auto" for a free port that the system picks.
 Port: TypeAlias = int | Literal["auto"]
 
 
 def setting(default: Any, about: str, low: float | None = None, high: float | None = None) -> Any:
-    """Returns a dataclass field that holds a setting's default, help text, and smallest and largest allowed number."""
     return field(default=default, metadata={"about": about, "low": low, "high": high})
 
 
@@ -219,7 +220,6 @@ class ServerSettings:
 
     @property
     def model_folders(self) -> tuple[str, ...]:
-        """The folders of models, or of the versions of one model, that the command names."""
         return tuple(path.strip() for path in self.models.split(",") if path.strip())
 
     @property
@@ -232,7 +232,6 @@ class ServerSettings:
 
     @property
     def num_threads(self) -> int:
-        """Number of the native core's threads for connections; one per processor for "auto", 0 if it is no number."""
         if self.threads == "auto":
             return num_processors()
         return int(self.threads) if self.threads.isascii() and self.threads.isdigit() else 0
@@ -243,17 +242,18 @@ class ServerSettings:
 
     @property
     def secrets_poll_s(self) -> float:
-        """Seconds between reads of the files of callers and of certificates."""
         return min(self.file_system_poll_wait_seconds or 1.0, 1.0)
 
     @property
     def graph_threads(self) -> int:
-        """Number of TensorFlow's threads, and of graph runs at the same time."""
         # TensorFlow itself would choose all processors, whatever the CPU quota is.
         return self.tensorflow_session_parallelism or num_processors()
 
     @property
     def parallelism(self) -> GraphThreads:
+        # Imported here and not at the top, because it imports numpy: see prepare_libraries().
+        from service.types import GraphThreads
+
         within_op = self.tensorflow_intra_op_parallelism or self.tensorflow_session_parallelism
         return GraphThreads(self.graph_threads, within_op or None, self.tensorflow_inter_op_parallelism or None)
 

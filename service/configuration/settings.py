@@ -150,7 +150,6 @@ class ListenerSettings(ServerSettings):
 
     @property
     def rest_api_timeout_s(self) -> float:
-        """Longest time, in seconds, that an HTTP request may take until its answer; then it gets an error."""
         return self.rest_api_timeout_in_ms / 1e3
 
     @property
@@ -160,7 +159,6 @@ class ListenerSettings(ServerSettings):
 
     @property
     def channel_arguments(self) -> list[tuple[str, int | str]]:
-        """The values of --grpc_channel_arguments as (name, value) pairs; whole numbers are int."""
         pairs = [pair.partition("=") for pair in self.grpc_channel_arguments.split(",") if pair]
         return [(name, int(value) if _is_int32(value) else value) for name, _, value in pairs]
 
@@ -180,7 +178,6 @@ class ListenerSettings(ServerSettings):
 
     @property
     def idle_channel_arguments(self) -> list[str]:
-        """The names in --grpc_channel_arguments that have no effect on the native core."""
         return [name for name, _ in self.channel_arguments if name not in CORE_CHANNEL_ARGUMENTS]
 
     @property
@@ -313,9 +310,9 @@ class Settings(ListenerSettings):
     )
     table_pages: Literal["auto", "normal", "random", "huge"] = setting(
         "auto",
-        "Pages of the mapped tables: 'auto' turns pages in memory into huge pages beside the first answers where "
-        "that is cheap; 'huge' turns all pages into huge pages before AVAILABLE; 'normal' changes nothing; 'random' "
-        "turns reading ahead off.",
+        "Pages of the mapped tables: 'auto' turns pages in memory into huge pages where that is cheap, beside the "
+        "first answers, or before AVAILABLE if another version answers meanwhile (30 s at most); 'huge' turns all "
+        "pages into huge pages before AVAILABLE; 'normal' changes nothing; 'random' turns reading ahead off.",
     )
     delta_poll_wait_seconds: float = setting(
         0.2,

@@ -46,7 +46,6 @@ class ForeignFlag:
     idle: Any = None
 
     def asks_for_nothing(self, value: Any) -> bool:
-        """Says whether this value of tensorflow_model_server's flag asks only for what this server always does."""
         return bool(value == (self.kind() if self.idle is None else self.idle))
 
 
@@ -76,7 +75,7 @@ FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
         str, "the session's threads are set by --tensorflow_intra_op_parallelism and --tensorflow_inter_op_parallelism"
     ),
     "thread_pool_factory_config_file": ForeignFlag(str, "TensorFlow's own thread pools are used"),
-    "use_alts_credentials": ForeignFlag(bool, "ALTS is not supported", is_refused=True),
+    "use_alts_credentials": ForeignFlag(bool, "--ssl_config_file sets TLS for gRPC", is_refused=True),
     "xla_cpu_compilation_enabled": ForeignFlag(bool, _NO_XLA),
     "xla_gpu_compilation_enabled": ForeignFlag(bool, _NO_XLA),
 }
@@ -86,7 +85,6 @@ _ORIGIN = r"https?://[a-z0-9.-]+(:[0-9]+)?|https?://\[[0-9a-f:]+\](:[0-9]+)?"
 
 
 def faults_of(settings: Settings) -> list[str]:
-    """Returns an error text for each wrong setting; an empty list if the settings can be used."""
     found = []
     sources = ("models", "model_base_path", "model_config_file")
     given = [f"--{name}" for name in sources if getattr(settings, name).strip(" ,")]
@@ -153,7 +151,6 @@ def faults_of(settings: Settings) -> list[str]:
 
 
 def _is_host(text: str) -> bool:
-    """Says whether a text is an IP address, or may be the name of a machine."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -201,14 +198,27 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = 
       SettingsError: an unknown flag or EMB_ variable, a value that does not parse, or a fault that faults_of() finds.
       SystemExit: --help, or a flag without its value.
     """
-    settings, faults = _read(arguments, os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    settings, faults = _read(arguments, environ)
     faults += faults_of(settings)
     foreign, unread = _foreign_values(_flags(arguments)[0])
     faults += unread
     faults += [f"--{name} is not supported: {why}" for name, why in foreign.items() if FOREIGN_FLAGS[name].is_refused]
     if faults:
-        raise SettingsError("\n".join(faults))
+        raise SettingsError("\n".join(_as_given(fault, arguments, environ) for fault in faults))
     return settings
+
+
+def _as_given(fault: str, arguments: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Names each setting in a fault by its variable, if the setting has its value from there."""
+    flags, links = _flags(arguments)[0], service_links(environ)
+
+    def given(flag: re.Match[str]) -> str:
+        variable = ENV_PREFIX + flag[1].upper()
+        is_variable = flags.get(flag[1]) is None and variable in environ and variable not in links
+        return variable if is_variable else flag[0]
+
+    return re.sub(r"--(\w+)", given, fault)
 
 
 def read_unchecked(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
@@ -217,7 +227,6 @@ def read_unchecked(arguments: Sequence[str], environ: Mapping[str, str] | None =
 
 
 def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
-    """Returns the settings, and an error text for each flag and variable that can not be parsed."""
     flags, rest = _flags(arguments)
     unknown, folders = [one for one in rest if one.startswith("-")], [one for one in rest if not one.startswith("-")]
     if folders:
@@ -226,15 +235,15 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
     links = service_links(environ)
     environ = {name: value for name, value in environ.items() if name not in links}
     names = {f.name for f in dataclasses.fields(Settings)}
+    variables = {ENV_PREFIX + name.upper() for name in names}
     faults = [
         f"{argument} is no flag of this server (see --help){did_you_mean(argument.partition('=')[0], _flag_names())}"
         for argument in unknown
     ]
     faults += [
-        f"{name} is not a setting of this server (see --help)"
-        + did_you_mean(name, (ENV_PREFIX + known.upper() for known in names))
+        f"{name} is not a setting of this server (see --help)" + did_you_mean(name, variables)
         for name in sorted(environ)
-        if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in names
+        if name.startswith(ENV_PREFIX) and name not in variables
     ]
     values: dict[str, Any] = {}
     for name in sorted(names):
@@ -263,7 +272,6 @@ def service_links(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:
-    """Returns flag -> what this server does instead, for given flags of tensorflow_model_server without effect here."""
     foreign, _ = _foreign_values(_flags(arguments)[0])
     return {name: why for name, why in foreign.items() if not FOREIGN_FLAGS[name].is_refused}
 
@@ -286,7 +294,6 @@ def _foreign_values(flags: Mapping[str, str | None]) -> tuple[dict[str, str], li
 
 
 def otlp_protocol(environ: Mapping[str, str] | None = None) -> str:
-    """Returns the OTLP protocol for traces, from OpenTelemetry's own environment variables."""
     environ = os.environ if environ is None else environ
     named = (environ.get(name) for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"))
     return next(filter(None, named), "http/protobuf")
@@ -305,7 +312,6 @@ def prepare_libraries() -> None:
 
 
 def _flags(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Returns the text of every flag (None: it was not given), and the other arguments: folders, and unknown flags."""
     known, unknown = _parser().parse_known_args(arguments)
     return vars(known), unknown
 
@@ -361,8 +367,6 @@ def _parser(is_whole: bool = True) -> argparse.ArgumentParser:
 
 
 class _ShowHelp(argparse.Action):
-    """Prints the most used flags, or all flags for --help=all, and exits."""
-
     def __call__(
         self, parser: argparse.ArgumentParser, _: object, value: object, option: str | None = None
     ) -> NoReturn:
@@ -416,7 +420,6 @@ _HIDDEN = "(hidden)"
 
 
 def shown_settings(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Returns all settings by name, each with whether it has its default; secret values are hidden."""
     shown = {}
     for one in dataclasses.fields(settings):
         value = getattr(settings, one.name)

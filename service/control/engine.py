@@ -60,8 +60,6 @@ class Comparisons(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """The model name, version and signatures of a servable."""
-
     name: str
     version: int
     signatures: Mapping[str, SignatureSpec]
@@ -71,10 +69,7 @@ class ModelDescription:
 
 
 class TableRows(NamedTuple):
-    """Rows that were read from a table, and the model version that the table belongs to.
-
-    rows: [N, D] float32.
-    """
+    """Rows of a table, [N, D] float32, and the model version that the table belongs to."""
 
     rows: Array
     version: int
@@ -86,10 +81,7 @@ class Engine:
     Args:
       clock: of all deadlines; seconds, monotonic.
       reload: replaces the list of models; None: the list is fixed.
-      set_label: changes a label of a model; None: the list is fixed.
-      tracing: traces requests; None: requests are not traced.
       on_damage: called with a model's name when a request finds the model's files damaged.
-      compare: compares two versions; None: versions can not be compared.
       neighbor_limits: limits on searches; None: the defaults. indexing: makes indexes for searches of large tables;
         None: all rows are compared.
     """
@@ -128,7 +120,6 @@ class Engine:
         self._finished(error, call, model)
 
     def answered(self, call: Call, *, model: str = "") -> None:
-        """Counts a control request that succeeded; model: as in reject()."""
         self._finished(None, call, model)
 
     def _finished(self, error: Exception | None, call: Call, model: str) -> None:
@@ -138,12 +129,10 @@ class Engine:
         self._observer.finished(Finished(subject, error, seconds, 0.0, 0, call.is_control))
 
     def describe(self, ref: ModelRef) -> ModelDescription:
-        """Returns the name, version and signatures of the model that `ref` names; raises as Registry.lease does."""
         with self._registry.lease(ref) as servable:
             return ModelDescription(servable.name, servable.version, servable.signatures)
 
     def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
-        """Returns the states of a model's versions, newest first; raises ModelNotFound or VersionNotFound."""
         return self._registry.statuses(name, version)
 
     def reload(
@@ -165,7 +154,6 @@ class Engine:
           ModelNotFound: the server has no such model.
           LabelNotFound: the model has no such label to remove.
           ConfigConflict: the version is not AVAILABLE, or the list of models is fixed.
-          Other errors as versions.model_set.ModelSet.reload does.
         """
         self._changing(model, self._set_label)(model, label, version)
 
@@ -179,7 +167,6 @@ class Engine:
         Raises:
           ModelNotFound, VersionNotFound: there is no such model, or no folder of the version.
           ConfigConflict: the model is not pinned, or the list of models is fixed.
-          Other errors as versions.model_set.ModelSet.reload does.
         """
         self._changing(model, self._pin)(model, version)
 
@@ -194,10 +181,6 @@ class Engine:
         return self._registry.models()
 
     def all_statuses(self) -> dict[str, list[VersionStatus]]:
-        """Returns the states of every configured model's versions, newest first.
-
-        An empty list for a model without versions.
-        """
         result: dict[str, list[VersionStatus]] = {}
         for name in self.models():
             try:
@@ -207,7 +190,6 @@ class Engine:
         return result
 
     def tables(self, ref: ModelRef) -> list[TableInfo]:
-        """Returns a TableInfo for each table of a servable, sorted by table name; [] if its version has no manifest."""
         with self._registry.lease(ref, may_load=True) as servable:
             return [servable.tables[name].info for name in sorted(servable.tables)]
 
@@ -242,7 +224,6 @@ class Engine:
             return [(row, label or "") for row, label in zip(rows, labels.of(rows), strict=True)]
 
     def row_origin(self, ref: ModelRef, table_name: str, row: int) -> RowOrigin | None:
-        """Returns the delta that wrote a row of a table last; None if the row is as the version was saved."""
         with self._registry.lease(ref) as servable:
             return None if servable.deltas is None else servable.deltas.origin(table_name, row)
 
@@ -250,7 +231,6 @@ class Engine:
         """Returns the counts of lookups of a table ("traffic"), with the given number of its hottest rows.
 
         Raises:
-          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as Registry.lease does.
           TableNotFound: the version has no such table.
           Unimplemented: the ids of the table are not sampled.
         """
@@ -270,7 +250,6 @@ class Engine:
         Call it by searches.submit(): a search of a large table takes milliseconds or more.
 
         Raises:
-          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as Registry.lease does.
           TableNotFound, InputMismatch, IdOutOfRange, IdsTooMany: the query does not fit the table.
           DeadlineExceeded, Unimplemented, DataLoss: the search could not be completed.
         """
@@ -316,10 +295,7 @@ class Engine:
             return True
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
-        """Says whether a table is remote, so that reading it waits for another machine.
-
-        Returns False if there is no such table or model.
-        """
+        """Says whether a table is remote, so that reading it waits for another machine; False for an unknown one."""
         try:
             with self._registry.lease(ref, may_load=True) as servable:
                 return table_name in servable.remote_tables
@@ -334,7 +310,6 @@ class Engine:
         Also raises as Deltas.upsert does.
 
         Raises:
-          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as Registry.lease does.
           DeltaRefused: rows of this version can not be changed.
         """
         with self._registry.lease(ref) as servable:
@@ -388,7 +363,6 @@ class Engine:
 
     @property
     def fault(self) -> str:
-        """Why this server shall get no requests whatever its models can answer; "" if nothing is wrong."""
         return "the server is shutting down" if self.is_draining else self._registry.fault
 
     def require_ready(self, ref: ModelRef) -> str:
@@ -404,7 +378,6 @@ class Engine:
         return name
 
     def problems(self) -> dict[str, str]:
-        """Returns model -> the reason why it can not answer requests, for the models that can not."""
         return {name: problem for name in self.models() if (problem := self._registry.problem(name))}
 
 

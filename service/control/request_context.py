@@ -24,15 +24,17 @@ TRACEPARENT = "traceparent"
 
 request_id: ContextVar[bytes] = ContextVar("request_id", default=b"")
 traceparent: ContextVar[bytes] = ContextVar("traceparent", default=b"")
+# The name of the request's caller, or the address of a client that is no known caller.
+client: ContextVar[str] = ContextVar("client", default="")
 
 
-def enter(own_id: bytes, parent: bytes = b"") -> None:
+def enter(own_id: bytes, parent: bytes = b"", client_name: str = "") -> None:
     request_id.set(own_id)
     traceparent.set(parent)
+    client.set(client_name)
 
 
 def sane_id(value: bytes) -> bytes:
-    """Returns a client's request id; b"" if the id is too long or has characters that _SANE does not allow."""
     return value if _SANE.fullmatch(value) else b""
 
 
@@ -108,9 +110,7 @@ class Tracing(Protocol):
     """
 
     @property
-    def sampler(self) -> str:
-        """The text by which OpenTelemetry's sampler describes itself, with its sampling rate."""
-        ...
+    def sampler(self) -> str: ...
 
     def request(self, name: str) -> AbstractContextManager[None]:
         """Opens a trace span for a request; its parent is the client's span if request_context has a traceparent."""

@@ -88,7 +88,9 @@ def read_row(engine: Engine, ref: ModelRef, table: str, row: int | None, key: st
     if row is None:
         name = feature or next(iter(vocabularies), "")
         if name not in vocabularies:
-            known = ", ".join(vocabularies) or "none"
+            if not vocabularies:
+                raise InvalidRequest(f'Table "{table}" has no vocabulary: give id in place of key.')
+            known = ", ".join(vocabularies)
             raise InvalidRequest(f'Table "{table}" has no vocabulary of feature "{name}". Features with one: {known}.')
         row, is_known = _row_of(vocabularies[name], key)
     ids = np.array([row], np.int64)
@@ -139,7 +141,6 @@ class Names(NamedTuple):
 
 
 def read_names(engine: Engine, ref: ModelRef, table: str, ids: Array) -> Names:
-    """Reads the keys and labels of [N] int64 row ids; raises TableNotFound."""
     ref, _, vocabularies = _found(engine, ref, table)
     rows = ids.tolist()
     keys = {feature: [vocabulary.key_of(row) for row in rows] for feature, vocabulary in vocabularies.items()}
@@ -158,7 +159,6 @@ def _found(engine: Engine, ref: ModelRef, table: str) -> tuple[ModelRef, TableIn
 
 
 def vocabularies_of(description: ModelDescription, info: TableInfo) -> Mapping[str, Vocabulary]:
-    """Returns feature -> vocabulary, for the features that look up rows of the table by keys."""
     found: dict[str, Vocabulary] = {}
     for feature in info.features:
         for spec in description.signatures.values():

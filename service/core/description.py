@@ -71,7 +71,6 @@ def left_out(
     """Returns the signatures that the native core does not run.
 
     Args:
-      lookups: the lookups of the version's manifest, if it has one.
       signatures, graphs: the version's signatures and the graphs of those predicts that have a backend, by name.
       faults: signature -> what contradicts its entry in the manifest.
       is_loading: the graphs are not open yet.
@@ -91,7 +90,6 @@ def left_out(
 
 
 def predict_fault(spec: SignatureSpec) -> str:
-    """Returns the reason why no request can run a predict signature; "" if the dtypes of its tensors are no reason."""
     for name, tensor in (*spec.inputs.items(), *spec.outputs.items()):
         if tensor.dtype not in CORE_DTYPES:
             return f'"{name}" is {tensor.dtype}, which no request or answer can carry'
@@ -103,7 +101,6 @@ _NO_OCTETS = np.empty(0, np.uint8)
 
 
 def octets_of(table: ServedTable) -> tuple[Array, Array]:
-    """Returns the bytes of a table's rows and of their scales; none for a table in a cluster."""
     if isinstance(table, RemoteTable):
         return _NO_OCTETS, _NO_OCTETS
     _, rows, scales, _, _ = table.place
@@ -139,13 +136,11 @@ class Described:
 
     @property
     def arguments(self) -> tuple[str, tuple[Array, ...], Any, list[object]]:
-        """The first arguments of the native core's Servable: the JSON, its buffers, and the files' mark and maps."""
         if self.files is None:
             return self.text, self.buffers, None, []
         return self.text, self.buffers, self.files.mark, self.files.maps
 
     def buffers_of(self, tables: Mapping[str, ServedTable]) -> list[Array]:
-        """Returns the bytes of rows, then those of scales, of each of the given tables, in the description's order."""
         return [octets for name in self.tables for octets in octets_of(tables[name])]
 
     def table_counts(self, counts: Iterable[FeatureCounts], strangers: Iterable[int]) -> dict[str, TableCounts]:
@@ -164,7 +159,6 @@ class Described:
         return totals
 
     def feature_counts(self, counts: Iterable[FeatureCounts]) -> dict[str, dict[str, FeatureIds]]:
-        """Returns the native core's counts of ids, by table and feature; a feature has the name of its ids input."""
         found = []
         for signature, number, ids, missing in counts:
             plan = self.features[signature][number]
@@ -190,8 +184,6 @@ def describe(
     """Describes a version for the native core.
 
     Args:
-      lookups: the lookups of the version's manifest, if it has one.
-      signatures, graphs: the version's signatures and the graphs of its predicts, by name.
       others: the signatures that the core does not run.
       labels: what people call the rows, by table.
       has_hot_rows: the core samples ids, to find the hot rows of each table.
@@ -273,7 +265,6 @@ class _Writer:
 
     @property
     def key_tables(self) -> tuple[str, ...]:
-        """For each vocabulary in the description: the name of the table whose rows its keys stand for."""
         return tuple(self._key_tables[id(one)] for one in self._vocabularies)
 
     def tables(self) -> list[dict[str, Any]]:
@@ -453,13 +444,11 @@ class _Writer:
 
 
 def _row_bytes(output: TensorSpec) -> int:
-    """Returns the bytes of one row of an output, 0 if its shape does not say how many numbers a row has."""
     itemsize = output.numpy_dtype.itemsize if output.numpy_dtype else 0
     return itemsize * math.prod(size or 0 for size in (output.shape or ())[1:])
 
 
 def _definition(spec: SignatureSpec) -> str:
-    """Returns the text form of a signature's definition if a text of Classify or Regress may have it, else ""."""
     return spec.definition() if len(spec.inputs) == 1 and len(spec.outputs) <= _MAX_CLASS_OUTPUTS else ""
 
 

@@ -77,8 +77,6 @@ class Edge:
     Args:
       listeners: bound sockets by wire; the core takes them over.
       upstreams: names of the Unix sockets on which the control servers listen, by wire.
-      max_connections: of each wire.
-      max_table_rows: of one request for rows of a table.
       callers: the callers that may send requests; None: everybody may.
       sampler: description of OpenTelemetry's sampler; None: nothing is traced.
       seal: proves to the control servers that the core has forwarded a request.
@@ -102,11 +100,11 @@ class Edge:
         seal: str,
     ) -> None:
         files = {wire: file for wire, file in (("grpc", tls.grpc), ("http", tls.http)) if file is not None}
-        config = edge_config(settings, max_connections=max_connections, max_table_rows=max_table_rows)
+        edge = edge_config(settings, max_connections)
+        edge |= {f"{wire}_upstream": name for wire, name in upstreams.items()}
+        edge |= {"seal": seal, "tracing": None if sampler is None else trace_shares(sampler)}
+        config: dict[str, Any] = {"edge": edge, "max_table_rows": max_table_rows}
         config |= {wire: [_listener(one) for one in listeners[wire]] for wire in listeners}
-        config |= {f"{wire}_upstream": name for wire, name in upstreams.items()}
-        config["seal"] = seal
-        config["tracing"] = None if sampler is None else trace_shares(sampler)
         # The callers are part of the configuration with which the ports open, so that no request is answered without a
         # check of its caller.
         config["access"] = None if callers is None else describe_callers(callers.listed, callers.sessions)
@@ -127,7 +125,6 @@ class Edge:
         routes.attach(self.server)
 
     def close(self) -> None:
-        """Closes all connections of the native core at once, and withdraws all its routes to servables."""
         self.server.close()
         self._routes.detach()
 
@@ -143,21 +140,23 @@ class Edge:
         return changed
 
 
-def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int) -> dict[str, Any]:
-    """Returns the native core's configuration, with the field names of edge/config.rs and admission/limits.rs."""
-    cors: str | list[str] = "all" if settings.rest_api_enable_cors_support else "off"
+def edge_config(settings: Settings, max_connections: int) -> dict[str, Any]:
+    """Returns the native core's configuration, with the fields of edge/config.rs and admission/limits.rs; times are in
+    seconds.
+    """
+    cors = "all" if settings.rest_api_enable_cors_support else "off"
+    slow = {"slow_from": settings.slow_request_ms / 1e3} if settings.slow_request_ms else {}
     return {
         "threads": settings.num_threads,
         "large_threads": settings.num_threads,
         "as_content": settings.enable_serialization_as_tensor_content,
-        "max_table_rows": max_table_rows,
         "has_log_answers": settings.request_log_answers,
         "strict_json": settings.rest_api_strict_json,
-        "cors": list(settings.cors_origins) or cors,
+        "cors": {"listed": settings.cors_origins} if settings.cors_origins else cors,
         "bucket_limits_s": REQUEST.limits_s,
         "wait_limits_s": QUEUE.limits_s,
         "example_limits": [int(limit) for limit in EXAMPLES],
-        "slow_from_s": settings.slow_request_ms / 1e3 or None,
+        **slow,
         "limits": {
             "max_request_bytes": settings.max_request_bytes,
             "max_message_bytes": settings.max_message_bytes,
@@ -168,18 +167,18 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
             "max_head_bytes": settings.rest_api_max_head_bytes,
             "max_queued_requests": settings.max_queued_requests,
             "max_long_calls": settings.max_long_calls,
-            "max_queue_s": settings.max_queue_ms / 1e3,
+            "max_queue": settings.max_queue_ms / 1e3,
             # The native core forwards at most twice as many requests as Python runs at a time, so that Python never has
             # to wait for its next request.
             "max_forwarded": 2 * settings.neighbors_threads,
-            "handshake_timeout_s": settings.stall_timeout_s,
-            "head_timeout_s": settings.stall_timeout_s,
-            "stall_timeout_s": settings.stall_timeout_s,
-            "keep_alive_s": settings.rest_api_keep_alive_s,
-            "http_timeout_s": settings.rest_api_timeout_s,
-            "grpc_idle_s": settings.channel_seconds("grpc.max_connection_idle_ms"),
-            "max_age_s": settings.channel_seconds("grpc.max_connection_age_ms"),
-            "max_age_grace_s": settings.channel_seconds("grpc.max_connection_age_grace_ms"),
+            "handshake_timeout": settings.stall_timeout_s,
+            "head_timeout": settings.stall_timeout_s,
+            "stall_timeout": settings.stall_timeout_s,
+            "keep_alive": settings.rest_api_keep_alive_s,
+            "http_timeout": settings.rest_api_timeout_s,
+            "grpc_keep_alive": settings.channel_seconds("grpc.max_connection_idle_ms"),
+            "max_age": settings.channel_seconds("grpc.max_connection_age_ms"),
+            "max_age_grace": settings.channel_seconds("grpc.max_connection_age_grace_ms"),
         },
     }
 
@@ -233,8 +232,6 @@ class SampledRequests:
     dropped_spans: number of requests for traces that the core has dropped.
 
     Args:
-      recorders: the request logs, by model.
-      tracing: makes the spans; None: nothing is traced.
       on_damage: called with a model's name when a request found the model's files damaged.
     """
 

@@ -8,12 +8,10 @@ import hmac
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from service.access.callers import NO_NAMES
-
 # The prefix and the endings of the headers that the native core adds to the requests that it forwards. The file
 # native/src/edge/shared.rs has the same names.
 _PREFIX = b"x-embedding-server-"
-_SEAL, _NAMES = b"seal", b"names"
+_SEAL, _NAMES, _CLIENT = b"seal", b"names", b"client"
 
 
 class Forwarding:
@@ -39,12 +37,15 @@ class Forwarding:
         Args:
           headers: pairs of a name in lower case and a value.
         """
-        if not self._seal:
-            return NO_NAMES
+        return frozenset(map(unquote, self._told(headers, _NAMES).split()))
+
+    def client(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        return self._told(headers, _CLIENT)
+
+    def _told(self, headers: Iterable[tuple[bytes, bytes]], ending: bytes) -> str:
         found = {name[len(_PREFIX) :]: value for name, value in headers if name.startswith(_PREFIX)}
-        if not hmac.compare_digest(found.get(_SEAL, b""), self._seal):
-            return NO_NAMES
-        return frozenset(map(unquote, found.get(_NAMES, b"").decode("ascii").split()))
+        is_sealed = self._seal and hmac.compare_digest(found.get(_SEAL, b""), self._seal)
+        return found.get(ending, b"").decode("ascii") if is_sealed else ""
 
 
 NO_FORWARDING = Forwarding()

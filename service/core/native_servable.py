@@ -55,7 +55,6 @@ _NEEDS_TENSORFLOW = "it needs TensorFlow, which this server runs without"
 class CompiledServable:
     """A servable in the form that the native core has compiled; implements versions.servable.NativeServable.
 
-    name: the model's name.
     compiled: the core's own object. It owns the description's arrays until its last request has ended, so they must not
       refer to this object: Python's garbage collector can not find a cycle through the core.
     earlier: the servable that answered lookups while the version was loading; its counts are added to this one's.
@@ -86,16 +85,10 @@ class CompiledServable:
         self.compiled.forget_counts()
 
     def table_counts(self) -> Mapping[str, TableCounts]:
-        """Returns table -> the native core's counts of reads, including those from before all graphs of the version
-        were open.
-        """
         counts = self.described.table_counts(self.compiled.counts(), self.compiled.unknown_keys())
         return counts if self.earlier is None else sums_of_counts(counts, self.earlier.table_counts())
 
     def feature_counts(self) -> FeatureCounts:
-        """Returns the core's counts of the ids of each feature, including those from before all graphs of the version
-        were open.
-        """
         counts = self.described.feature_counts(self.compiled.counts())
         return counts if self.earlier is None else summed(counts, self.earlier.feature_counts())
 
@@ -109,9 +102,6 @@ class CompiledServable:
         return SampledRows(samples, lookups, distinct, overcount, tuple(rows))
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> CompiledServable:
-        """Returns a compiled servable that reads the given tables, which have the same names and shapes; both add to
-        the same counts.
-        """
         return replace(self, compiled=self.compiled.on_tables(self.described.buffers_of(tables)))
 
 
@@ -129,13 +119,6 @@ def compile_native(
     """Compiles a servable for the native core; returns it with the compiled form, and why it does not run signatures.
 
     A compiled form that the servable has already was for its early lookups; the new form adds its counts.
-
-    Args:
-      clusters: opens the remote tables of the version; None: the version has no remote tables.
-      pager: reads pages of the version's tables.
-      batcher: batches the runs of graphs that have batching parameters; None: each request runs by itself.
-      has_hot_rows: the core samples ids, to find the hot rows of each table.
-      strict_shapes: the core refuses predicts whose inputs have other shapes than the signature declares.
     """
     from service import _native
 

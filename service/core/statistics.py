@@ -40,8 +40,6 @@ class NativeStatistics:
     counts: the counts of the last collect().
 
     Args:
-      slow: called for each new slow request; was_slow() of service.observe.history.
-      failed: called for each new refused request; noted() of service.observe.history.
       now: seconds since 1970.
     """
 
@@ -76,7 +74,6 @@ class NativeStatistics:
             return self.counts
 
     def retire(self, model: str, version: int) -> Requests:
-        """Removes an unloaded version's counts from the native core, and returns them."""
         return _requests_of(json.loads(self._core.retire(model, version)))
 
     def forget(self, model: str) -> None:
@@ -93,12 +90,10 @@ class NativeStatistics:
 
     @property
     def connections(self) -> int:
-        """Number of connections of all wires that were open at the last collect()."""
         return sum(count for _, count in self._last.get("connections", ()))
 
     @property
     def bytes_held_total(self) -> int:
-        """Number of bytes that requests and answers had held, from the server's start to the last collect()."""
         return int(self._last.get("bytes_held_total", 0))
 
     def _log_refusals(self, before: Mapping[tuple[str, str], int]) -> None:
@@ -110,7 +105,6 @@ class NativeStatistics:
             logger.warning("requests are refused", extra={"model": model, "refused_for": reason})
 
     def _new(self, name: str) -> list[Document]:
-        """Returns the records in a field of the statistics that are newer than those of the last call, oldest first."""
         until_s = self._told_until_s[name]
         found = sorted((one for one in self._last[name] if one["at_s"] > until_s), key=lambda one: one["at_s"])
         if found:
@@ -154,9 +148,11 @@ def _requests_of(document: Document) -> Requests:
 @contextmanager
 def _in_request(one: Document) -> Iterator[None]:
     token = request_context.request_id.set(one["request_id"].encode("latin-1", "replace"))
+    of_client = request_context.client.set(one["client"])
     try:
         yield
     finally:
+        request_context.client.reset(of_client)
         request_context.request_id.reset(token)
 
 
@@ -173,9 +169,6 @@ class Batcher:
     """The native core's batcher: the queues of all models' requests, and the threads that run their batches.
 
     Concurrency: any thread.
-
-    Args:
-      num_threads: the most batches that run at a time. thread_pool_name: the beginning of the threads' names.
     """
 
     def __init__(self, num_threads: int, thread_pool_name: str) -> None:
@@ -217,11 +210,7 @@ def _rows(found: dict[str, Any]) -> Rows:
 
 
 class Pages:
-    """The native core's pager, which reads the pages of mapped tables. Concurrency: any thread.
-
-    Args:
-      max_bytes: the most bytes of tables that stay in memory.
-    """
+    """The native core's pager, which reads the pages of mapped tables. Concurrency: any thread."""
 
     def __init__(self, max_bytes: int) -> None:
         # service._native is imported here and not at the top, because the native core may not be installed.

@@ -181,9 +181,6 @@ class Overlay:
     def prepare(self, *, may_open: bool) -> Side | None:
         """Returns a copy of the tables ("side") to write deltas to; None as long as requests read all copies.
 
-        Args:
-          may_open: whether a further side may be opened then.
-
         Raises:
           OSError, ValueError: the version's files can not be mapped again.
         """
@@ -222,7 +219,6 @@ class Overlay:
         self._spare, self._shown = self._shown, side
 
     def shown_by(self, holder: Holder) -> None:
-        """Sets the holder of the copy of the tables that requests read, if show() was called without a holder."""
         if self._shown is not None and self._shown.holder is None:
             self._shown.holder = holder
 
@@ -232,7 +228,6 @@ class Overlay:
         return 0 if orders is None or not 0 <= row < orders.size else int(orders[row])
 
     def close(self) -> None:
-        """Drops the references to all copies of the tables; the last request that reads a copy frees its memory."""
         self._shown = self._spare = None
         self._lost = []
         # _rebuild and _base are deleted because they refer to the version, which refers to this overlay: the reference

@@ -70,7 +70,6 @@ class DeltaRules:
 
 
 def _is_absent(place: Path) -> bool:
-    """Says whether a path surely does not exist; False if an error hides whether it exists."""
     try:
         place.lstat()
     except FileNotFoundError:

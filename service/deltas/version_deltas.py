@@ -46,7 +46,6 @@ class Sequences:
         self._count = 0
 
     def add(self, number: int) -> bool:
-        """Adds a delta's sequence number to this set of numbers; returns False if the set has it already."""
         place = bisect_right(self._starts, number)
         if place and self._ends[place - 1] >= number:
             return False
@@ -71,7 +70,6 @@ class Sequences:
 
     @property
     def missing(self) -> int:
-        """How many of the deltas' sequence numbers, from 1 to the highest one in this set, the set lacks."""
         return self.last - self._count
 
 
@@ -187,7 +185,6 @@ class VersionDeltas:
     Args:
       journal: makes the journal of upserts from a function that reports refused records; None: there is no journal.
       max_rows: of one upsert; max_bytes: of one file.
-      wake: called when an upsert is on disk.
     """
 
     def __init__(
@@ -257,11 +254,7 @@ class VersionDeltas:
         return side.servable
 
     def catch_up(self, holder: Holder, replace: Replace) -> bool:
-        """Reads new deltas and writes them to the tables; returns whether all deltas are applied now.
-
-        Args:
-          holder: the published holder of the version.
-        """
+        """Reads new deltas and writes them to the tables; returns whether all deltas are applied now."""
         with self._catching_up:
             if self._is_closed:
                 return True
@@ -279,7 +272,6 @@ class VersionDeltas:
             return not has_more
 
     def upsert(self, table: str, upsert: Upsert) -> UpsertReceipt:
-        """Appends an upsert to the journal, or writes it to a remote table's cluster, as Deltas.upsert declares."""
         target = self._target
         if self._journal is None and table not in target.remote:
             raise DeltaRefused(
@@ -346,7 +338,6 @@ class VersionDeltas:
                 self._journal.close()
 
     def _read(self) -> bool:
-        """Reads the next new deltas and queues them; returns whether it found any: then the next call may find more."""
         found = 0
         for delta in self._journal.read(_BATCH_BYTES) if self._journal is not None else ():
             found += 1
@@ -470,7 +461,6 @@ class Follower:
         self._news.set()
 
     def run(self) -> None:
-        """Scans for new deltas and applies them, again and again, until stop() is called; blocks."""
         while not self._is_stopped:
             is_done = all([self._look(holder) for holder in self._registry.holders()])
             self._news.wait(self._poll_s if is_done else min(_AGAIN_S, self._poll_s))

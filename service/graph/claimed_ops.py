@@ -5,19 +5,21 @@ its way treat all rows alike and all ids alike: rows are moved, weighted and add
 which ids count was decided before the gather. A clip, a ReLU or a bound on norms changes few rows of a table, perhaps
 none of those that the probes read; a mask on ids changes few ids, and another input few requests.
 
-What is layout (sizes and positions) may be any arithmetic that shows itself in requests of the sizes that the graph
-names: integers may be compared, and the probes lie beside them and their sums and differences. Numbers that could make
-other thresholds are not passed.
+What is layout (sizes and positions) or weights may be arithmetic that shows itself in requests of the sizes that the
+graph names. Compared are only sizes and weights themselves, and sums and differences of sizes: the probes lie beside
+the graph's constants, and their sums and differences. Products, quotients and roots may only scale vectors, because
+their thresholds may lie far from all constants.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from service.artifact import tensor_proto
+from service.artifact.manifest import Combiner
 from service.graph.flat_graph import FlatGraph, constant_of, node_of
 from service.graph.probes import MOST_LENGTH, SHORT
 from service.graph.table_reads import TableRead
@@ -65,89 +67,316 @@ _ROW_INPUTS: Mapping[str, Collection[int]] = {
 _COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"})
 _BOUNDS = _COMPARISONS | {"Maximum", "Minimum"}
 _SCALES = frozenset({"Mul", "RealDiv", "DivNoNan"})
+# What rows become on their way, in this order.
+_STAGES = ("rows", "sums", "means")
 # Ops that make the bound of max_norm of the sums of squares of rows.
 _OF_NORMS = _BOUNDS | _SCALES | {"Sqrt", "Rsqrt", "Select", "SelectV2", "Identity", "Reshape", "ExpandDims"}
-# Ops that give many numbers the same result, so that a size that they change need not be near any constant.
-_ROUNDS = frozenset(
-    {
-        *("Div", "FloorDiv", "FloorMod", "Mod", "TruncateDiv", "TruncateMod", "LeftShift", "RightShift"),
-        *("Round", "Rint", "Floor", "Ceil", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
+_LOGICAL = frozenset({"LogicalAnd", "LogicalOr", "LogicalNot"})
+# Ops of layout and weights whose results change only beside the numbers that the graph compares with: what they decide
+# shows in requests of these sizes and weights.
+_PLAIN = (
+    _SHAPES
+    | _MOVES
+    | _BOUNDS
+    | _LOGICAL
+    | {
+        *("Placeholder", "PlaceholderWithDefault", "Const", "Cast", "Where", "Range", "Cumsum", "BroadcastArgs"),
+        *("Add", "AddV2", "AddN", "Sub", "Sum", "Max", "Min", "All", "Any", "SegmentSum", "UnsortedSegmentSum"),
+        *("RaggedRange", "RaggedGather"),
     }
 )
+# Ops whose results may scale vectors and weights or be shapes, but decide nothing.
+_SCALING = _SCALES | {"MulNoNan", "Neg", "Pow", "Square", "Sqrt", "Rsqrt", "Reciprocal", "Prod", "Mean"}
+# DataType numbers that hold each size, so that a Cast to them keeps sizes apart.
+_FLOATS = frozenset({tensor_proto.dtype_number(name) for name in ("float32", "float64")})
+_NARROW = frozenset({tensor_proto.dtype_number(name) for name in ("float16", "bfloat16")})
+_WIDE = _FLOATS | {tensor_proto.dtype_number(name) for name in ("int32", "int64", "bool")}
+# Ops that choose elements of their first input by places, and those by which sizes differ from others by a constant.
+_PLACES = frozenset({"GatherV2", "GatherNd", "Slice", "StridedSlice"})
+_SHIFTS = frozenset({"Add", "AddV2", "AddN", "Sub"})
 # Ops that pass constants on as they are.
 _SAYS = frozenset({"Const", "Identity", "Cast", "Reshape", "ExpandDims", "Pack", "Fill", "BroadcastTo"})
-_TRUTHS = _COMPARISONS | {"LogicalAnd", "LogicalOr", "LogicalNot"}
+# Further ops that make no number of constants that the constants do not hold, or that hold no number at all.
+_SAYS_ALL = _SAYS | {
+    *("ConcatV2", "Slice", "StridedSlice", "GatherV2", "Squeeze", "Transpose", "Tile", "ZerosLike", "OnesLike"),
+    *("NoOp", "HashTableV2", "LookupTableSizeV2"),
+}
+_TRUTHS = _COMPARISONS | _LOGICAL
+# Ops that give keys the numbers of rows.
+_NUMBERS_KEYS = {"StringToHashBucketFast", "LookupTableFindV2"}
 # Ops by which ids may come to a gather where the manifest does not say that they are right: probes lie on both sides of
 # each number that ids are compared with, and hold the keys of vocabularies.
-_PROBED = (
-    _MOVES
-    | _TRUTHS
-    | {"Where", "Maximum", "Minimum", "Cast", "AsString", "StringToHashBucketFast", "LookupTableFindV2"}
-)
+_PROBED = _MOVES | _TRUTHS | _NUMBERS_KEYS | {"Where", "Maximum", "Minimum", "Cast", "AsString"}
 
 
 class Claimed(NamedTuple):
     """The part of a claim that is compared with the ops of a graph.
 
     keys: the placeholder of the feature's ids or keys. inputs: the placeholders of all inputs of the feature.
+    beside: the placeholders, by name of the input, of others that have one element for each row of a request; the core
+      runs the graph's own ops for requests in which one of them has another size.
     is_described: the manifest describes the feature for this signature, so that its ids are known to be right.
+    combiner: of the lookup; None if each row stands alone.
     max_norm: of the lookup; the graph may compare norms of rows with this number alone.
     """
 
     keys: str
     inputs: Collection[str]
+    beside: Mapping[str, str]
     is_described: bool
+    combiner: Combiner | None
     max_norm: float | None
 
 
-def treats_alike(flat: FlatGraph, tensor: str, read: TableRead, claimed: Claimed) -> bool:
-    """Says whether the ops between a feature's inputs and a tensor behind a gather treat all rows and all ids alike."""
-    before = flat.ancestors([read.ids])
-    behind = flat.ancestors([tensor], cut=frozenset({read.rows})) - before
-    if any(flat.nodes[name].op.startswith("Placeholder") and name not in claimed.inputs for name in before | behind):
-        return False
-    of_rows = _reached(flat, behind, node_of(read.rows), _SHAPES)
-    # Which ids count before the gather is part of the claim; positions and counts of these ids are layout.
-    decided = {name for name in before if flat.nodes[name].op in _TRUTHS}
-    of_keys = _reached(flat, before | behind, claimed.keys, _SHAPES, decided)
-    if not _treats_rows_alike(flat, of_rows & behind, node_of(read.rows), of_rows, claimed):
-        return False
-    for name in behind - of_rows:
-        if name in of_keys:
-            if flat.nodes[name].op not in _MOVES or not _is_of_keys(flat, name, of_keys | of_rows):
-                return False
-        elif not _shows_in_layout(flat, name):
+class ClaimedOps:
+    """The judge of a flat graph's ops. Make it when no node of the graph changes any more."""
+
+    def __init__(self, flat: FlatGraph) -> None:
+        self._flat = flat
+        # The nodes that are no constants: they depend on a request.
+        self._varying = flat.depending(is_placeholder)
+
+    def alike(self, candidates: Iterable[str], read: TableRead, claimed: Claimed) -> list[str]:
+        """Returns the tensors behind a gather that may stand for a lookup: the ops between the feature's inputs and the
+        tensor treat all rows and all ids alike.
+
+        Args:
+          candidates: tensors of which each depends on the one before it, so that none follows the first that is not
+            returned.
+        """
+        flat, found = self._flat, list[str]()
+        before = flat.ancestors([read.ids])
+        if any(self._takes_others(name, claimed) or self._hides(name) for name in before):
+            return []
+        of_others = self._of_others(before, set(), claimed)
+        of_keys = _reached(flat, before, {claimed.keys}, _SHAPES)
+        if of_others is None or not all(self.shows_in_layout(name, of_keys) for name in before - of_keys):
+            return []
+        if not claimed.is_described:
+            own = of_keys - {claimed.keys}
+            if any(not self._is_probed(name, of_keys) for name in own):
+                return []
+        # A condition that probes do not show may choose ids before the gather, which the manifest describes; not rows.
+        truths = {name for name in before & of_keys if flat.nodes[name].op in _TRUTHS}
+        unshown = {name for name in truths if not self._is_shown(name, of_keys, claimed)}
+        unshown = _reached(flat, before, unshown, _SHAPES | {"Where"})
+        # Which ids count before the gather is part of the claim; positions and counts of these ids are layout.
+        decided = {name for name in before if flat.nodes[name].op in _TRUTHS}
+        of_keys = _reached(flat, before, {claimed.keys}, _SHAPES, decided)
+        of_rows = {node_of(read.rows)}
+        kinds = {node_of(read.rows): "rows"}
+        seen = set(before)
+        for tensor in candidates:
+            new = set()
+            for name in flat.walk([tensor], seen, cut=frozenset({read.rows})):
+                if self._takes_others(name, claimed) or self._hides(name):
+                    return found
+                if any(node_of(given) in unshown for given in flat.data_inputs(name)):
+                    return found
+                new.add(name)
+            of_others = self._of_others(new, of_others, claimed)
+            of_rows = _reached(flat, new, of_rows, _SHAPES)
+            of_keys = _reached(flat, new, of_keys, _SHAPES, decided)
+            if of_others is None or not _treats_rows_alike(flat, of_rows & new, kinds, of_rows, claimed):
+                return found
+            for name in new - of_rows:
+                if name in of_keys:
+                    if flat.nodes[name].op not in _MOVES or not self._is_of_keys(name, of_keys | of_rows):
+                        return found
+                elif not self.shows_in_layout(name, of_keys | of_rows):
+                    return found
+            found.append(tensor)
+        return found
+
+    def _takes_others(self, name: str, claimed: Claimed) -> bool:
+        """Says whether a node takes elements of inputs of other features, as far as the node itself shows it."""
+        node = self._flat.nodes[name]
+        if is_placeholder(node):
+            return name not in claimed.inputs and name not in claimed.beside.values()
+        if not claimed.beside or node.op in _SHAPES or node.op == "Identity":
             return False
-    if claimed.is_described:
+        return any(node_of(given) in claimed.beside.values() for given in self._flat.data_inputs(name))
+
+    def _of_others(self, among: Collection[str], known: Collection[str], claimed: Claimed) -> set[str] | None:
+        """Returns the nodes that hold elements of inputs of other features; None if more than their number may count.
+
+        known: those that were found before among other nodes.
+        """
+        found = _reached(self._flat, among, {*known, *(n for n in claimed.beside.values() if n in among)}, _SHAPES)
+        nodes = map(self._flat.nodes.__getitem__, found)
+        return found if all(is_placeholder(node) or node.op == "Identity" for node in nodes) else None
+
+    def _hides(self, name: str) -> bool:
+        """Says whether a node gives a number beside which no probe lies: of distinct keys, or computed of constants."""
+        node = self._flat.nodes[name]
+        if name in self._varying:
+            return self.counts_distinct(name)
+        if node.op == "Cast" and not _keeps_numbers(node):
+            numbers = _numbers(self._flat, f"{name}:0")
+            return numbers is None or not {*numbers} <= {-1, 0, 1}
+        return node.op not in _SAYS_ALL
+
+    def _is_shown(self, truth: str, of_keys: Collection[str], claimed: Claimed) -> bool:
+        """Says whether probes show for which keys a condition before the gather holds."""
+        path = self._flat.ancestors([f"{truth}:0"]) & {*of_keys} - {claimed.keys}
+        return all(self._is_probed(name, of_keys) for name in path)
+
+    def _is_probed(self, name: str, of_keys: Collection[str]) -> bool:
+        """Says whether probes show what a node before the gather makes of ids or keys."""
+        flat = self._flat
+        node = flat.nodes[name]
+        if node.op == "Cast" and not _keeps_integers(node):
+            # Few ids do not fit the other type. Those that a vocabulary gives are few.
+            before = flat.ancestors(flat.data_inputs(name))
+            return any(flat.nodes[one].op in _NUMBERS_KEYS for one in before & {*of_keys})
+        return node.op in _PROBED and self._is_of_keys(name, of_keys)
+
+    def _is_of_keys(self, name: str, of_keys: Collection[str]) -> bool:
+        """Says whether a node that takes keys takes no other numbers that the graph has computed of constants.
+
+        Keys may be compared with constants, beside which probes lie, but not choose elements of constants.
+        """
+        flat = self._flat
+        inputs = [node_of(given) for given in flat.data_inputs(name)]
+        if flat.nodes[name].op in ("GatherV2", "GatherNd"):
+            return inputs[0] in of_keys
+        if flat.nodes[name].op not in _BOUNDS:
+            return True
+        others = [given for given in inputs if given not in of_keys and given not in self._varying]
+        return all(flat.nodes[n].op in _SAYS for n in flat.ancestors([f"{given}:0" for given in others]))
+
+    def counts_distinct(self, name: str) -> bool:
+        """Says whether a node counts distinct keys. Requests of any size may have any number of them."""
+        if self._flat.nodes[name].op not in ("Shape", "ShapeN", "Size"):
+            return False
+        todo = self._flat.data_inputs(name)
+        seen = {*todo}
+        while todo:
+            tensor = todo.pop()
+            node = self._flat.nodes[node_of(tensor)]
+            if node.op == "Unique" and tensor.endswith(":0"):
+                return True
+            inputs = self._flat.data_inputs(node.name)
+            if "Segment" in node.op or node.op == "GatherV2":
+                # As many as there are segments or places.
+                inputs = inputs[1:]
+            new = set(inputs) - seen if node.op not in ("Shape", "ShapeN", "Size", "Rank") else set()
+            seen |= new
+            todo += new
+        return False
+
+    def shows_in_layout(self, name: str, keys: Collection[str]) -> bool:
+        """Says whether a node's result changes at no size or weight that is far from all constants.
+
+        Args:
+          keys: nodes of keys, of which the caller knows more.
+        """
+        flat = self._flat
+        node, inputs = flat.nodes[name], flat.data_inputs(name)
+        if name not in self._varying:
+            return True
+        if node.op not in _PLAIN | _SCALING | _SUMS:
+            return False
+        if node.op == "Cast":
+            # Narrow types hold few sizes, and a whole number stands for many weights.
+            source, to = node.attr["SrcT"].type, node.attr["DstT"].type
+            if to not in _WIDE or (source in _FLOATS and to not in _FLOATS):
+                return False
+        if node.op in _PLACES:
+            # Numbers of a constant, chosen by a size, may be any.
+            return node_of(inputs[0]) in self._varying and self._are_plain(inputs[1:], keys)
+        if node.op in _BOUNDS | {"Where"} and not self._are_plain(inputs, keys):
+            return False
+        for numbers in (_numbers(flat, given) for given in inputs):
+            if numbers is None:
+                continue
+            # Integers are sizes (layout_sizes). The square of a weight is of a power of 2.
+            if any(isinstance(number, float) and abs(number) > (2 if node.op == "Pow" else 1) for number in numbers):
+                return False
+            if node.op in _SCALES and not {*numbers} <= {-1, 0, 1}:
+                return False
         return True
-    of_keys = _reached(flat, before, claimed.keys, _SHAPES)
-    return all(flat.nodes[name].op in _PROBED and _is_of_keys(flat, name, of_keys) for name in of_keys - {claimed.keys})
+
+    def _are_plain(self, tensors: Iterable[str], keys: Collection[str]) -> bool:
+        """Says whether tensors hold sizes or weights, or sizes less one constant or one other size."""
+        flat = self._flat
+        known: dict[str, tuple[int, int] | None] = {}
+
+        def shifts(name: str) -> tuple[int, int] | None:
+            """Counts constants that were added, and sizes that were subtracted; None if a node is not plain."""
+            if name not in known:
+                known[name] = counted(name)
+            return known[name]
+
+        def counted(name: str) -> tuple[int, int] | None:
+            op, inputs = flat.nodes[name].op, flat.data_inputs(name)
+            if name in keys or op in _SHAPES:
+                return 0, 0
+            if op not in _PLAIN:
+                return None
+            # A shape changes no element.
+            found = [shifts(node_of(given)) for given in (inputs[:1] if op == "Reshape" else inputs)]
+            if None in found:
+                return None
+            constants, sizes = (max(column) for column in zip((0, 0), *(one for one in found if one), strict=True))
+            if op in _SHIFTS and name in self._varying:
+                added = [_numbers(flat, given) for given in inputs if node_of(given) not in self._varying]
+                if any(one is None or any(isinstance(number, float) and number for number in one) for one in added):
+                    return None
+                if not added and op != "Sub":
+                    # A size beside itself reaches a constant at the half of it.
+                    return None
+                constants += any(any(one) for one in added if one)
+                sizes += not added
+            return None if max(constants, sizes) > 1 else (constants, sizes)
+
+        return all(shifts(node_of(tensor)) is not None for tensor in tensors)
+
+
+def is_placeholder(node: Any) -> bool:
+    return bool(node.op.startswith("Placeholder"))
+
+
+def sized_by(flat: FlatGraph, tensor: str, read: TableRead, claimed: Claimed) -> tuple[str, ...]:
+    """Returns the inputs of other features whose sizes are used on the way to a tensor that stands for a lookup."""
+    nodes = flat.ancestors([tensor], cut=frozenset({read.rows})) | flat.ancestors([read.ids])
+    return tuple(sorted(name for name, placeholder in claimed.beside.items() if placeholder in nodes))
 
 
 def layout_sizes(flat: FlatGraph, tensor: str, read: TableRead, claimed: Claimed) -> set[int]:
-    """Returns the integer constants with which a graph may compare row lengths, on the way to a tensor."""
+    """Returns the sizes with which a graph may compare row lengths, on the way to a tensor."""
     between = flat.ancestors([tensor], cut=frozenset({read.rows})) | flat.ancestors([read.ids])
-    of_keys = _reached(flat, between, claimed.keys, _SHAPES)
+    of_keys = _reached(flat, between, {claimed.keys}, _SHAPES)
     found: set[int] = set()
-    for name in between - of_keys:
-        for given in flat.data_inputs(name):
+    for name in between:
+        inputs = flat.data_inputs(name)
+        if name in of_keys:
+            # Keys at some places only.
+            inputs = inputs[1:] if flat.nodes[name].op in _PLACES else []
+        for given in inputs:
             constant = flat.nodes[node_of(given)]
             if constant.op == "Const" and constant.attr["dtype"].type in tensor_proto.NUMPY_DTYPES:
                 numbers = constant_of(constant)
                 found.update(numbers.reshape(-1).tolist() if numbers.dtype.kind in "iu" else ())
+    return sizes_of(found)
+
+
+def sizes_of(constants: Iterable[int]) -> set[int]:
+    """Returns the sizes that constants of layout name: from the start or the end, and their sums and differences."""
+    found = {abs(constant) for constant in constants}
     large = [size for size in found if SHORT < size <= MOST_LENGTH]
-    return found | {size for a in large for b in large for size in (a + b, a - b) if size <= MOST_LENGTH}
+    return found | {size for a in large for b in found for size in (a + b, abs(a - b)) if size <= MOST_LENGTH}
 
 
 def _treats_rows_alike(
-    flat: FlatGraph, nodes: Collection[str], start: str, of_rows: Collection[str], claimed: Claimed
+    flat: FlatGraph, nodes: Collection[str], kinds: dict[str, str], of_rows: Collection[str], claimed: Claimed
 ) -> bool:
-    kinds, todo = {start: "rows"}, set(nodes) - {start}
+    todo = set(nodes) - kinds.keys()
     while todo:
         ready = [name for name in todo if all(g in kinds for g in map(node_of, flat.data_inputs(name)) if g in of_rows)]
         for name in ready:
             given = {p: kinds[node_of(g)] for p, g in enumerate(flat.data_inputs(name)) if node_of(g) in of_rows}
-            if (kind := _kind(flat, name, given, claimed.max_norm)) is None:
+            if (kind := _kind(flat, name, given, claimed)) is None:
                 return False
             kinds[name] = kind
         if not ready:
@@ -156,31 +385,39 @@ def _treats_rows_alike(
     return True
 
 
-def _kind(flat: FlatGraph, name: str, given: Mapping[int, str], max_norm: float | None) -> str | None:
+def _kind(flat: FlatGraph, name: str, given: Mapping[int, str], claimed: Claimed) -> str | None:
     """Returns what a node makes of rows: "rows", the "squares" of their numbers, or "norms"; None if nothing is known.
+
+    Rows that have been added up are "sums", and sums that have been divided "means": a further sum of one, or a factor
+    of 1, changes denormal numbers and the signs of zeros, which few rows have.
 
     given: number of an input -> what it holds, for those that hold something of rows.
     """
-    op, inputs = flat.nodes[name].op, flat.data_inputs(name)
-    of_rows = {place for place, kind in given.items() if kind == "rows"}
+    op, inputs, max_norm = flat.nodes[name].op, flat.data_inputs(name), claimed.max_norm
+    of_rows = {place for place, kind in given.items() if kind in _STAGES}
     others = [other for place, other in enumerate(inputs) if place not in given]
     if max_norm is not None and op in _SCALES:
         numbers = [_numbers(flat, other) for other in others]
         if any(found is not None and not {*found} <= {1.0, _single(max_norm)} for found in numbers):
             return None
     if len(of_rows) == len(given):
+        stage = max(given.values(), key=_STAGES.index)
         if op == "Square" or (op == "Mul" and len(given) == 2 and inputs[0] == inputs[1]):
-            return None if max_norm is None else "squares"
+            return None if max_norm is None or stage != "rows" else "squares"
+        if op in _MOVES:
+            return stage if of_rows <= {*_ROW_INPUTS.get(op, of_rows)} else None
         if op == "MulNoNan":
             # A weight of 0 would hide a row with NaN.
-            return "rows" if of_rows == {0} and not _is_weighted(flat, inputs[1]) else None
-        if op == "Mul":
-            return "rows" if len(given) == 1 else None
-        return "rows" if op in _MOVES | _SUMS | _SCALES and of_rows <= {*_ROW_INPUTS.get(op, of_rows)} else None
+            may_scale = of_rows == {0} and not _is_weighted(flat, inputs[1])
+        elif op == "Mul":
+            may_scale = len(given) == 1
+        else:
+            may_scale = op in _SUMS | _SCALES and of_rows <= {*_ROW_INPUTS.get(op, of_rows)}
+        return _next_stage(op, stage, claimed) if may_scale else None
     if of_rows:
         # Rows are scaled by what their norms give.
         allowed = {"Mul": {0, 1}, "RealDiv": {0}, "DivNoNan": {0}, "Select": {1, 2}, "SelectV2": {1, 2}}.get(op, set())
-        return "rows" if "squares" not in given.values() and of_rows <= allowed else None
+        return "rows" if {*given.values()} <= {"rows", "norms"} and of_rows <= allowed else None
     if "squares" in given.values():
         axes = _numbers(flat, inputs[1]) if op == "Sum" else None
         return "norms" if axes is not None and 0 not in axes else None
@@ -189,9 +426,34 @@ def _kind(flat: FlatGraph, name: str, given: Mapping[int, str], max_norm: float 
     return "norms"
 
 
+def _next_stage(op: str, stage: str, claimed: Claimed) -> str | None:
+    """Returns what a sum or a factor makes of rows; None if the lookup has no such step after the steps before."""
+    if claimed.combiner is None:
+        return stage if claimed.max_norm is not None and op in _SCALES else None
+    if op in _SUMS:
+        is_sum = op in ("Sum", "SegmentSum", "UnsortedSegmentSum") or op.startswith("SparseSegmentSum")
+        return ("sums" if is_sum else "means") if stage == "rows" else None
+    if stage == "rows":
+        return stage
+    return "means" if stage == "sums" and claimed.combiner != "sum" else None
+
+
 def _is_bound(flat: FlatGraph, tensor: str, max_norm: float | None) -> bool:
     numbers = _numbers(flat, tensor)
     return numbers is not None and {*numbers} <= {0.0, _single(max_norm or 0)}
+
+
+def _keeps_integers(cast: Any) -> bool:
+    """Says whether a Cast keeps integers apart, or makes truth values, which differ at 0 alone."""
+    source, to = (tensor_proto.NUMPY_DTYPES.get(cast.attr[name].type) for name in ("SrcT", "DstT"))
+    if source is None or to is None:
+        return False
+    is_whole = source.kind in "iu" and to.kind in "iu"
+    return "b" in (source.kind, to.kind) or (is_whole and np.can_cast(source, to))
+
+
+def _keeps_numbers(cast: Any) -> bool:
+    return _keeps_integers(cast) or (cast.attr["SrcT"].type in _NARROW | _FLOATS and cast.attr["DstT"].type in _FLOATS)
 
 
 def _single(number: float) -> float:
@@ -199,7 +461,7 @@ def _single(number: float) -> float:
 
 
 def _is_weighted(flat: FlatGraph, tensor: str) -> bool:
-    placeholders = (node for n in flat.ancestors([tensor]) if (node := flat.nodes[n]).op.startswith("Placeholder"))
+    placeholders = (node for n in flat.ancestors([tensor]) if is_placeholder(node := flat.nodes[n]))
     return any(node.attr["dtype"].type == tensor_proto.dtype_number("float32") for node in placeholders)
 
 
@@ -214,46 +476,10 @@ def _numbers(flat: FlatGraph, tensor: str) -> list[float] | None:
     return numbers
 
 
-def _is_of_keys(flat: FlatGraph, name: str, of_keys: Collection[str]) -> bool:
-    """Says whether a node that takes keys takes no other numbers that the graph has computed of constants.
-
-    Keys may be compared with constants, beside which probes lie, but not choose elements of constants.
-    """
-    inputs = [node_of(given) for given in flat.data_inputs(name)]
-    if flat.nodes[name].op in ("GatherV2", "GatherNd"):
-        return inputs[0] in of_keys
-    if flat.nodes[name].op not in _BOUNDS:
-        return True
-    others = [given for given in inputs if given not in of_keys and not _depends(flat, given)]
-    return all(flat.nodes[n].op in _SAYS for n in flat.ancestors([f"{given}:0" for given in others]))
-
-
-def _shows_in_layout(flat: FlatGraph, name: str) -> bool:
-    """Says whether what a node makes of layout or weights changes at no size that is far from all constants."""
-    op = flat.nodes[name].op
-    if not _depends(flat, name):
-        return True
-    if op in _ROUNDS:
-        return False
-    for numbers in (_numbers(flat, given) for given in flat.data_inputs(name)):
-        if numbers is None:
-            continue
-        # Integers are sizes (layout_sizes). The square of a weight is of a power of 2.
-        if any(isinstance(number, float) and abs(number) > (2 if op == "Pow" else 1) for number in numbers):
-            return False
-        if op in _SCALES and not {*numbers} <= {-1, 0, 1}:
-            return False
-    return True
-
-
-def _depends(flat: FlatGraph, name: str) -> bool:
-    return any(flat.nodes[n].op.startswith("Placeholder") for n in flat.ancestors([f"{name}:0"]))
-
-
 def _reached(
-    flat: FlatGraph, nodes: Iterable[str], start: str, ends: Collection[str], stops: Collection[str] = ()
+    flat: FlatGraph, nodes: Iterable[str], starts: Collection[str], ends: Collection[str], stops: Collection[str] = ()
 ) -> set[str]:
-    """Returns the node `start` and those of `nodes` whose values depend on it.
+    """Returns the nodes `starts` and those of `nodes` whose values depend on them.
 
     Args:
       ends: ops whose results do not depend on the values of their inputs.
@@ -264,7 +490,7 @@ def _reached(
         if flat.nodes[name].op not in ends and name not in stops:
             for given in flat.data_inputs(name):
                 readers.setdefault(node_of(given), []).append(name)
-    found, todo = {start}, [start]
+    found, todo = set(starts), list(starts)
     for name in todo:
         for reader in readers.get(name, ()):
             if reader not in found:

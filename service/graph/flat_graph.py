@@ -13,6 +13,8 @@ from service.types import Array
 
 # Ops that only call a function, which are inlined; control flow ops (If, While, Case) are not inlined.
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+# The attribute of a call or a function that XLA compiles.
+_COMPILED = "_XlaMustCompile"
 
 
 class FlatGraph:
@@ -21,16 +23,24 @@ class FlatGraph:
     In place of a call there is a NoOp of its name, which waits for the nodes that the function must always run.
 
     Args:
-      nodes: NodeDefs.
       library: FunctionDefLibrary, with the functions of the control flow that stays.
       aliases: output of a call, or argument of a function -> the tensor in its place.
-      calls: names of the calls that were inlined.
+      compiled: the calls of functions that TensorFlow compiles with XLA.
     """
 
-    def __init__(self, nodes: dict[str, Any], library: Any, aliases: Mapping[str, str], calls: frozenset[str]) -> None:
+    def __init__(
+        self,
+        nodes: dict[str, Any],
+        library: Any,
+        aliases: Mapping[str, str],
+        calls: frozenset[str],
+        compiled: frozenset[str] = frozenset(),
+    ) -> None:
         self.nodes = nodes
         self.library = library
+        self.functions = {function.signature.name: function for function in library.function}
         self.calls = calls
+        self.compiled = compiled
         self._aliases = aliases
         for node in nodes.values():
             inputs = [i if i.startswith("^") else self.resolved(i) for i in node.input]
@@ -81,7 +91,6 @@ class FlatGraph:
         return f"{name}:0"
 
     def graph_def(self, original: Any) -> Any:
-        """Returns a GraphDef of the nodes, without functions, in place of the original one."""
         graph_def = type(original)(node=self.nodes.values(), versions=original.versions)
         for node in graph_def.node:
             # The attribute may name a node of a function, and only matters if a graph is placed on several machines.
@@ -90,6 +99,14 @@ class FlatGraph:
 
     def data_inputs(self, name: str) -> list[str]:
         return [i for i in self.nodes[name].input if not i.startswith("^")]
+
+    def drop_controls(self, names: Iterable[str], follow: Callable[[str], bool]) -> None:
+        for name in names:
+            node = self.nodes[name]
+            if any(i.startswith("^") and not follow(i) for i in node.input):
+                inputs = [i for i in node.input if not i.startswith("^") or follow(i)]
+                del node.input[:]
+                node.input.extend(inputs)
 
     def ancestors(
         self, roots: Iterable[str], *, cut: frozenset[str] = frozenset(), follow: Callable[[str], bool] = bool
@@ -100,16 +117,43 @@ class FlatGraph:
           cut: tensors that are fed, so that the nodes before them are not needed.
           follow: says whether a control input "^node" is followed; by default all are.
         """
-        found: set[str] = set()
+        return {*self.walk(roots, set(), cut=cut, follow=follow)}
+
+    def walk(
+        self,
+        roots: Iterable[str],
+        seen: set[str],
+        *,
+        cut: frozenset[str] = frozenset(),
+        follow: Callable[[str], bool] = bool,
+    ) -> Iterator[str]:
+        """Yields the nodes that ancestors() returns and `seen` lacks, and adds each to `seen` before it is yielded.
+
+        Nodes before those of `seen` are left out.
+        """
         todo = list(roots)
         while todo:
             reference = todo.pop()
             if reference in cut or (reference.startswith("^") and not follow(reference)):
                 continue
             name = node_of(reference)
-            if name not in found:
-                found.add(name)
+            if name not in seen:
+                seen.add(name)
+                yield name
                 todo.extend(self.nodes[name].input)
+
+    def depending(self, is_source: Callable[[Any], bool], *, is_given: Callable[[str], bool] = bool) -> set[str]:
+        """Returns the nodes for which is_source() holds, and all nodes that depend on one of these."""
+        readers: dict[str, list[str]] = {}
+        for name, node in self.nodes.items():
+            for reference in filter(is_given, node.input):
+                readers.setdefault(node_of(reference), []).append(name)
+        todo = [name for name, node in self.nodes.items() if is_source(node)]
+        found = set(todo)
+        for name in todo:
+            more = [reader for reader in readers.get(name, ()) if reader not in found]
+            found.update(more)
+            todo += dict.fromkeys(more)
         return found
 
 
@@ -123,16 +167,11 @@ def canonical(reference: str) -> str:
 
 
 def node_of(reference: str) -> str:
-    """Returns the name of the node that makes a tensor, or that a control input "^node" names."""
     return reference.removeprefix("^").partition(":")[0]
 
 
 def flatten(graph_def: Any, roots: Iterable[str]) -> FlatGraph:
     """Returns a graph of the nodes that the roots need, with function calls inlined; the GraphDef is not changed.
-
-    Args:
-      graph_def: a GraphDef of TensorFlow's.
-      roots: tensors, or nodes.
 
     Raises:
       ArtifactError: a function is generic in its types, or names collide.
@@ -142,6 +181,7 @@ def flatten(graph_def: Any, roots: Iterable[str]) -> FlatGraph:
     nodes: dict[str, Any] = {}
     aliases: dict[str, str] = {}
     calls: set[str] = set()
+    compiled: set[str] = set()
     todo = [_copy(top[name]) for name in reachable(top, roots)]
     while todo:
         node = todo.pop()
@@ -152,13 +192,14 @@ def flatten(graph_def: Any, roots: Iterable[str]) -> FlatGraph:
             continue
         calls.add(node.name)
         function = functions[node.attr["f"].func.name]
+        if any(_COMPILED in one.attr and one.attr[_COMPILED].b for one in (node, function)):
+            compiled.add(node.name)
         todo.extend(_body(node, function, aliases))
         nodes[node.name] = _barrier(node, function)
-    return FlatGraph(nodes, graph_def.library, aliases, frozenset(calls))
+    return FlatGraph(nodes, graph_def.library, aliases, frozenset(calls), frozenset(compiled))
 
 
 def reachable(top: Mapping[str, Any], roots: Iterable[str]) -> set[str]:
-    """Returns the names of all nodes that the given tensors or nodes depend on, and their own."""
     found: set[str] = set()
     todo = [node_of(root) for root in roots]
     while todo:
@@ -170,7 +211,6 @@ def reachable(top: Mapping[str, Any], roots: Iterable[str]) -> set[str]:
 
 
 def called_functions(node: Any) -> list[str]:
-    """Returns the names of the functions that a node may call: its op's, and those that its attributes hold."""
     names = [node.op]
     for value in node.attr.values():
         names.append(value.func.name)
@@ -257,7 +297,6 @@ def constant_of(node: Any) -> Array:
 
 
 def add_strings(graph_def: Any, name: str, values: Sequence[str], *, is_scalar: bool = False) -> None:
-    """Adds a Const node of strings to a GraphDef: of rank 1, or of rank 0 with one string if is_scalar."""
     node = graph_def.node.add(name=name, op="Const")
     node.attr["dtype"].type = tensor_proto.STRING
     tensor = node.attr["value"].tensor

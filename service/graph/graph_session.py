@@ -20,7 +20,7 @@ from service.artifact import tensor_proto
 from service.artifact.protos import message_class
 from service.graph.flat_graph import FlatGraph, called_functions, flatten, node_of
 from service.graph.library import find_core
-from service.graph.restoring import Saved, Step, add_restore, asset_paths, checkpoint_prefix, init_op
+from service.graph.restoring import Saved, Step, add_restore, asset_paths, checkpoint_prefix, init_op, shared_name
 from service.graph.synchronous_ops import may_run_on_one_thread
 from service.graph.table_reads import NotProven
 from service.types import Array, GraphThreads
@@ -40,6 +40,10 @@ _PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"
 _READS = frozenset({"ReadVariableOp", "Identity", "Cast", "Reshape", "Transpose", "ExpandDims"})
 # A graph that is opened only once, and has as many weights, has several threads for an operation.
 _MANY_WEIGHTS = 1 << 20
+
+# Ops of vocabularies, and ops that fill one and do nothing else.
+_VOCABULARIES = frozenset({"HashTable", "HashTableV2"})
+_FILLS = frozenset({"InitializeTableV2", "InitializeTableFromTextFileV2", "LookupTableImportV2"})
 
 # Numbers of google.rpc.Code, which TensorFlow uses too.
 INVALID_ARGUMENT, FAILED_PRECONDITION, OUT_OF_RANGE, UNIMPLEMENTED = 3, 9, 11, 12
@@ -131,14 +135,12 @@ def _num_weights(graph: Iterable[Any], *, has_calls: bool) -> int:
 
 
 def _read_node(nodes: Mapping[str, Any], tensor: str) -> Any | None:
-    """Returns the node that a tensor is read from, past reads, casts and other shapes; None for an unknown node."""
     while (node := nodes.get(node_of(tensor))) is not None and node.op in _READS:
         tensor = node.input[0]
     return node
 
 
 def _num_elements(node: Any) -> int:
-    """Returns the number of elements of a variable or constant that is a matrix; 0 for other nodes."""
     if node.op not in ("VarHandleOp", "VariableV2", "Const"):
         return 0
     shape = node.attr["value"].tensor.tensor_shape if node.op == "Const" else node.attr["shape"].shape
@@ -158,7 +160,6 @@ class CoreSession:
         self.config = config
 
     def open_for_long_runs(self, long_runs: LongRuns, steps: Sequence[Step]) -> None:
-        """Gives the core what it needs to open the second session, at the first long run."""
         prepared = [(operation, [*feeds.items()]) for operation, feeds in steps]
         self._session.open_for_long_runs(long_runs.config, prepared, long_runs.num_weights)
 
@@ -178,7 +179,6 @@ class CoreSession:
         return run
 
     def run(self, fetch: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
-        """Computes the fetched tensors once from the fed tensors; a tensor may be both fed and fetched."""
         # Fed tensors are not fetched from the session, because TensorFlow refuses to fetch a fed tensor.
         computed = [tensor for tensor in fetch if tensor not in feed]
         found = dict(zip(computed, self.call([*feed], computed)(*feed.values()), strict=True)) if computed else {}
@@ -231,7 +231,6 @@ def _as_graph_errors() -> Iterator[None]:
 
 
 def _sent(array: Array) -> tuple[int, tuple[int, ...], object]:
-    """Converts an array to the form that the native core takes: DataType number, shape, and bytes or strings."""
     array = np.asarray(array)
     if array.dtype.kind in "OSU":
         strings = [s.encode() if isinstance(s, str) else s for s in array.reshape(-1).tolist()]
@@ -268,15 +267,50 @@ class DenseSession(NamedTuple):
     is_single_threaded: bool
 
 
+class Preparation:
+    """The functions and the init graph of a MetaGraph, read once for the sessions of all its parts.
+
+    init: the name of the init node; "" if the graph has none.
+    """
+
+    def __init__(self, meta_graph: Any) -> None:
+        self.functions = {function.signature.name: function for function in meta_graph.graph_def.library.function}
+        self.init = init_op(meta_graph)
+        self._flat = flatten(meta_graph.graph_def, [self.init]) if self.init else None
+        # A function that control flow calls may find a vocabulary by its name.
+        called = (node for function in self.functions.values() for node in function.node_def)
+        self._called = frozenset(shared_name(node) for node in called if node.op in _VOCABULARIES)
+
+    def init_nodes(self, nodes: Mapping[str, Any]) -> Iterator[tuple[FlatGraph, set[str], Callable[[str], bool]]]:
+        """Yields arguments of DenseGraph.add() for the init graph, without what fills vocabularies of other nodes."""
+        if self._flat is None:
+            return
+        flat = self._flat
+        used = self._called | {shared_name(node) for node in nodes.values() if node.op in _VOCABULARIES}
+        unused = set()
+        for name, node in flat.nodes.items():
+            handle = flat.nodes[node_of(node.input[0])] if node.op in _FILLS else None
+            if handle is not None and handle.op in _VOCABULARIES and shared_name(handle) not in used:
+                unused.add(name)
+
+        def follow(reference: str) -> bool:
+            return node_of(reference) not in unused
+
+        needed = flat.ancestors([self.init, *(f"^{call}" for call in flat.calls)], follow=follow)
+        if any(flat.nodes[name].op != "NoOp" for name in needed):
+            yield flat, needed, follow
+
+
 class DenseGraph:
     """The builder of a dense graph: collects the nodes of signatures in a GraphDef without embedding tables.
 
     Concurrency: one caller at a time.
     """
 
-    def __init__(self, meta_graph: Any, tables: Mapping[str, str]) -> None:
+    def __init__(self, meta_graph: Any, tables: Mapping[str, str], preparation: Preparation | None = None) -> None:
         self._meta_graph = meta_graph
         self._tables = tables
+        self._preparation = preparation or Preparation(meta_graph)
         self._nodes: dict[str, Any] = {}
 
     def add(
@@ -290,22 +324,21 @@ class DenseGraph:
 
         Args:
           placeholders: nodes that become placeholders -> DataType number of the fed tensor.
-          follow: says whether a control input "^node" is kept.
         """
-        for name in needed:
+        for name in needed - self._nodes.keys():
+            node = type(flat.nodes[name])(name=name, op="Placeholder")
             if name in placeholders:
-                node = type(flat.nodes[name])(name=name, op="Placeholder")
                 node.attr["dtype"].type = placeholders[name]
                 node.attr["shape"].shape.unknown_rank = True
             else:
-                node = flat.nodes[name]
+                node.CopyFrom(flat.nodes[name])
                 inputs = [i for i in node.input if not i.startswith("^") or (follow(i) and node_of(i) in needed)]
                 del node.input[:]
                 node.input.extend(inputs)
                 # A node's attribute "_class" is removed: it may name a node that is left out, and only matters if a
                 # graph is placed on several machines.
                 node.attr.pop("_class", None)
-            self._nodes.setdefault(name, node)
+            self._nodes[name] = node
 
     def open(
         self, artifact: Path, saved: Mapping[str, Saved], threads: GraphThreads, *, may_open_twice: bool = False
@@ -338,7 +371,7 @@ class DenseGraph:
     def _program(
         self, artifact: Path, saved: Mapping[str, Saved], threads: GraphThreads, *, may_open_twice: bool = False
     ) -> GraphProgram:
-        init, assets = self._add_init(), asset_paths(self._meta_graph, artifact)
+        init = self._add_init()
         graph_def = type(self._meta_graph.graph_def)()
         graph_def.versions.CopyFrom(self._meta_graph.graph_def.versions)
         graph_def.node.extend(self._nodes.values())
@@ -349,18 +382,19 @@ class DenseGraph:
         restored = add_restore(graph_def, saved, variables, checkpoint_prefix(artifact))
         steps: list[Step] = [(restored, {})]
         if init:
+            assets = asset_paths(self._meta_graph, artifact)
             steps.append((init, {tensor: path for tensor, path in assets.items() if node_of(tensor) in self._nodes}))
         return make_program(graph_def, steps, threads, may_open_twice=may_open_twice)
 
     def _add_init(self) -> str:
-        name = init_op(self._meta_graph)
-        if name:
-            flat = flatten(self._meta_graph.graph_def, [name])
-            self.add(flat, flat.ancestors([name, *(f"^{call}" for call in flat.calls)]), {})
+        name = ""
+        for flat, needed, follow in self._preparation.init_nodes(self._nodes):
+            name = self._preparation.init
+            self.add(flat, needed, {}, follow)
         return name
 
     def _library(self) -> Any:
-        functions = {f.signature.name: f for f in self._meta_graph.graph_def.library.function}
+        functions = self._preparation.functions
         library = type(self._meta_graph.graph_def.library)()
         found: set[str] = set()
         todo = list(self._nodes.values())

@@ -39,8 +39,6 @@ def joined_rows(
       ends: the tensors, and the nodes as "^name", that a session runs.
       sources: tensor -> shape of one of its rows; None if the shape differs between requests.
       outputs: tensors that are fetched; a fetched tensor can not be fed.
-      given: tensors that are fed in any case.
-      follow: as in FlatGraph.ancestors.
     """
     ends = list(ends)
     barred = {*outputs, *given}
@@ -123,7 +121,6 @@ class _Values:
         return found
 
     def numbers(self, tensor: str) -> list[int] | None:
-        """Returns the numbers in a constant tensor, as a flat list of int; None if the tensor is no constant."""
         node = self._flat.nodes[node_of(tensor)]
         if node.op != "Const":
             return None

@@ -25,7 +25,6 @@ class CoreLibrary(NamedTuple):
 
 
 def find_core() -> CoreLibrary | None:
-    """Returns the native core with TensorFlow's library; None if one of them is missing."""
     try:
         core = importlib.import_module("service._native")
     except ImportError:
@@ -60,7 +59,6 @@ def _library() -> str | None:
 
 @cache
 def op_definition(name: str) -> Any | None:
-    """Returns the OpDef of an op; None if TensorFlow has no op of this name. Concurrency: any thread."""
     if (found := find_core()) is not None:
         data = found.core.op_definition(found.library, name)
         return None if data is None else message_class("tensorflow.OpDef").FromString(data)

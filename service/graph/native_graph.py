@@ -22,15 +22,12 @@ def native_tower(
     name: str,
     plan_of: Callable[[SignatureSpec, RowSource], FeaturePlan],
 ) -> NativeGraph | PythonOnly:
-    """Returns the description of a cut signature's remaining graph for the native core, or why no request can run it.
-
-    Args:
-      plan_of: returns the lookup that gives a source's rows.
-    """
+    """Returns the graph that is left of a cut signature, for the native core, or why no request can run it."""
     cut, sparse = tower.cuts[name], tower.sparse.get(name, {})
     plans: dict[str, FeaturePlan] = {}
     vocabularies: dict[int, Vocabulary] = {}
-    for number, (tensor, source) in enumerate(cut.sources.items()):
+    sources = {**cut.sources, **cut.apart}
+    for number, (tensor, source) in enumerate(sources.items()):
         plan = plan_of(cut.spec, source)
         if isinstance(source, FeatureRows) and source.claim.vocabulary is not None:
             vocabularies[number] = source.claim.vocabulary
@@ -38,21 +35,22 @@ def native_tower(
             return PythonOnly(f'ids "{plan.feature.ids}" or their row splits are neither int64 nor int32')
         plans[tensor] = plan
     numbers = {tensor: number for number, tensor in enumerate(plans)}
+    inputs = {name: number for number, name in enumerate(cut.spec.inputs)}
 
-    def feeding(fed: Mapping[str, JoinedRows], inputs: frozenset[str]) -> dict[str, Any]:
+    def feeding(fed: Mapping[str, JoinedRows], wanted: frozenset[str]) -> dict[str, Any]:
         rows = [
             {
                 "tensor": tensor,
-                "parts": [{"feature": numbers[part], "width": _width(cut.sources[part])} for part in value.parts],
+                "parts": [{"feature": numbers[part], "width": _width(sources[part])} for part in value.parts],
                 "shape": value.shape,
-                "dtype": cut.sources[value.parts[0]].table.info.dtype if value.parts[0] in stored else "float32",
+                "dtype": sources[value.parts[0]].table.info.dtype if value.parts[0] in stored else "float32",
             }
             for tensor, value in fed.items()
         ]
-        return {"rows": rows, "inputs": fed_inputs(cut.spec, sparse, inputs)}
+        return {"rows": rows, "inputs": fed_inputs(cut.spec, sparse, wanted)}
 
-    stored = {tensor for tensor, source in cut.sources.items() if not isinstance(source, FeatureRows)}
-    apart = {tensor: JoinedRows((tensor,), None) for tensor in cut.sources}
+    stored = {tensor for tensor, source in sources.items() if not isinstance(source, FeatureRows)}
+    apart = {tensor: JoinedRows((tensor,), None) for tensor in cut.apart}
     computing = None
     if cut.id_tensors:
         computing = {
@@ -67,13 +65,18 @@ def native_tower(
         "apart": None if cut.fed == apart else feeding(apart, cut.inputs_apart),
         "outputs": [cut.outputs[name] for name in cut.spec.outputs],
         "targets": list(cut.effects),
+        "sized_by": [
+            [numbers[tensor], inputs[name]]
+            for tensor, source in cut.sources.items()
+            if isinstance(source, FeatureRows)
+            for name in source.sized_by
+        ],
         "batching": None,
     }
     return _graph(cut.spec, NativeGraph(tuple(plans.values()), document, cut.id_tensors, vocabularies))
 
 
 def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> NativeGraph | PythonOnly:
-    """Returns the description of a signature's whole graph for the native core, or why no request can run it."""
     outputs, targets = backend.fetched(tensor.tensor_name for tensor in spec.outputs.values())
     document = {
         "session": None if backend.session is None else backend.session.number,
@@ -88,7 +91,6 @@ def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> Native
 
 
 def _graph(spec: SignatureSpec, graph: NativeGraph) -> NativeGraph | PythonOnly:
-    """Returns the given description of a signature's graph, or a PythonOnly that says why the core can not run it."""
     if fault := composite_fault(spec):
         return PythonOnly(fault)
     if graph.document["session"] is None:
@@ -97,7 +99,6 @@ def _graph(spec: SignatureSpec, graph: NativeGraph) -> NativeGraph | PythonOnly:
 
 
 def composite_fault(spec: SignatureSpec) -> str:
-    """Returns why no request can run a signature, if this lies in sparse or composite tensors; "" if it does not."""
     # A sparse matrix is sent as values and row splits, and the graph has no tensor of row splits.
     splits = {names.row_splits for names in spec.ragged_names}
     for name, tensor in spec.inputs.items():

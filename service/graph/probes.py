@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,8 @@ def requests(
       keys: keys of the feature's vocabulary; the requests hold these and unknown keys in place of ids.
     """
     random = np.random.default_rng(17)
-    ids = _ids(feature, vocabulary_size, constants, random) if keys is None else _keys(keys, constants, random)
+    dtype = spec.inputs[feature.ids].numpy_dtype
+    ids = _ids(feature, vocabulary_size, constants, random, dtype) if keys is None else _keys(keys, constants, random)
     sizes = [size for size in constants.sizes if SHORT < size <= MOST_LENGTH]
     near = sorted({size + d for size in sizes for d in (-1, 0, 1)})
     if feature.row_splits is None:
@@ -76,7 +78,7 @@ def requests(
     for lengths in batches:
         chosen = ids if sum(lengths) == ids.size else random.choice(ids, sum(lengths))
         own = {feature.ids: chosen, feature.row_splits: np.cumsum([0, *lengths])}
-        for weights in _weights(feature, chosen.size, constants, random):
+        for weights in _weights(spec, feature, chosen.size, constants, random):
             yield _filled(spec, own | weights, len(lengths), random)
 
 
@@ -108,7 +110,7 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
     if feature.max_norm is not None:
         # The rounding error that max_norm adds: a norm is a rounded sum of D squares, and each number of the vector is
         # divided by this norm.
-        largest = float(np.abs(wanted[~is_nan]).max(initial=0)) + feature.max_norm
+        largest = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0)) + feature.max_norm
         norm_error = (wanted.shape[-1] + 4) * np.finfo(np.float32).eps * largest
     else:
         norm_error = 0.0
@@ -121,16 +123,22 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
     weights = inputs.get(feature.weights or "", np.empty(0))
     # The bound on the rounding error is doubled, because a mean divides its rounding error by the sum of its weights,
     # which may be less than 1.
-    sizes = np.add.reduceat(np.append(np.abs(weights), 0), splits[:-1]) * 2 if weights.size else 2.0 * lengths
+    # A weight that is no finite number makes sums that are none, either, or leaves its id out.
+    counted = np.where(np.isfinite(weights), np.abs(weights), 0)
+    sizes = np.add.reduceat(np.append(counted, 0), splits[:-1]) * 2 if weights.size else 2.0 * lengths
     sizes = sizes[: len(wanted)]
-    sums = np.maximum(sizes, 1.0) * max(float(np.abs(wanted[~is_nan]).max(initial=0)), 1e-30)
+    sums = np.maximum(sizes, 1.0) * max(float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0)), 1e-30)
     most = (lengths + 2) * np.finfo(np.float32).eps * sums + norm_error * np.maximum(sizes, 1.0)
-    return bool((is_nan | (np.abs(found - wanted) <= most[:, None])).all())
+    with np.errstate(invalid="ignore"):
+        return bool((is_nan | (found == wanted) | (np.abs(found - wanted) <= most[:, None])).all())
 
 
-def _ids(feature: LookupFeature, size: int, constants: Constants, random: np.random.Generator) -> Array:
+def _ids(
+    feature: LookupFeature, size: int, constants: Constants, random: np.random.Generator, dtype: np.dtype[Any] | None
+) -> Array:
+    limits = np.iinfo(np.int64 if dtype is None or dtype.kind not in "iu" else dtype)
     near = {n + d for n in (*constants.integers, 0, size, feature.default_row) for d in (-1, 0, 1)}
-    telling = np.array(sorted(n for n in near if abs(n) < 2**31), np.int64)
+    telling = np.array(sorted(n for n in near if limits.min < n < limits.max), np.int64)
     inside = (telling >= 0) & (telling < size)
     if feature.on_bad_id == "error":
         telling = telling[inside]
@@ -139,13 +147,12 @@ def _ids(feature: LookupFeature, size: int, constants: Constants, random: np.ran
     elif feature.on_bad_id == "wrap":
         telling = telling[(telling >= -size) & (telling < size)]
     else:
-        telling = np.concatenate([telling, [-(2**31) + 1, 2**31 - 1]])
+        telling = np.concatenate([telling, [limits.min, limits.max]])
     ids = np.concatenate([telling[:_MOST_IDS], random.integers(0, size, 60)])
     return random.permutation(ids)
 
 
 def _keys(keys: Array, constants: Constants, random: np.random.Generator) -> Array:
-    """Returns the keys for a probe request: all keys of a vocabulary and some unknown keys, in random order."""
     if keys.dtype.kind == "i":
         near = {n + d for n in (0, *constants.integers) for d in (-1, 0, 1)}
         others = [*near, *(keys[:50] + 1).tolist(), *random.integers(-(2**62), 2**62, 60).tolist()]
@@ -179,13 +186,16 @@ def near_texts(known: Sequence[bytes], texts: Sequence[bytes]) -> list[bytes]:
 
 
 def _weights(
-    feature: LookupFeature, count: int, constants: Constants, random: np.random.Generator
+    spec: SignatureSpec, feature: LookupFeature, count: int, constants: Constants, random: np.random.Generator
 ) -> Iterator[dict[str, Array]]:
     if feature.weights is None:
         yield {}
         return
-    telling = np.array([0, -1, 1, 2, 0.5, *constants.floats, *np.negative(constants.floats)], np.float32)
-    yield {feature.weights: np.empty(0, np.float32)}
+    odd = (np.nan, np.inf, -np.inf, 1e-39)
+    telling = np.array([0, -1, 1, 2, 0.5, *odd, *constants.floats, *np.negative(constants.floats)], np.float32)
+    if spec.inputs[feature.weights].default is not None:
+        # The default of weights is an empty array. Without a default, the core refuses it.
+        yield {feature.weights: np.empty(0, np.float32)}
     yield {feature.weights: random.uniform(0.1, 2, count).astype(np.float32)}
     yield {feature.weights: random.choice(telling, count)}
 
@@ -193,7 +203,6 @@ def _weights(
 def _filled(
     spec: SignatureSpec, own: Mapping[str, Array], num_rows: int, random: np.random.Generator
 ) -> dict[str, Array]:
-    """Returns a probe request, with random values for all inputs that do not belong to the probed feature."""
     request = {name: np.asarray(array, spec.inputs[name].numpy_dtype) for name, array in own.items()}
     for name in sorted(spec.row_inputs - own.keys()):
         tensor = spec.inputs[name]

@@ -13,7 +13,8 @@ Source: tensorflow/cc/saved_model/loader.cc and loader_util.cc, RunRestore, GetI
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,10 +49,12 @@ def saved_tensors(meta_graph: Any) -> dict[str, Saved]:
         return {}
     flat = flatten(meta_graph.graph_def, [saver.restore_op_name])
     found = {}
+    # All variables name their keys by one constant.
+    strings = cache(lambda name: _strings(flat.nodes[name]))
     for node in flat.nodes.values():
         if node.op in _ASSIGNS:
             handle = node_of(_source(flat, node.input[0]))
-            saved = _saved(flat, node)
+            saved = _saved(flat, node, strings)
             if saved is not None and flat.nodes[handle].op in _HANDLES:
                 found[handle] = saved
     return found
@@ -61,9 +64,6 @@ def restored_otherwise(meta_graph: Any) -> frozenset[str]:
     """Returns the nodes whose state the restore op sets in another way than by assigning a tensor of the checkpoint.
 
     A mutable hash table is one, to which the restore op imports keys and values.
-
-    Raises:
-      ArtifactError: as saved_tensors().
     """
     saver = meta_graph.saver_def
     if not saver.restore_op_name:
@@ -111,9 +111,6 @@ def add_restore(graph_def: Any, saved: Mapping[str, Saved], variables: Iterable[
 def needed_variables(meta_graph: Any, roots: Iterable[str]) -> tuple[dict[str, Saved], list[str]] | None:
     """Returns the saved tensors by variable, and the variables that the roots need; None if that is all or not known,
     or if they also need a state that is no variable.
-
-    Args:
-      roots: names of tensors and ops that will be run.
     """
     try:
         saved, kept = saved_tensors(meta_graph), restored_otherwise(meta_graph)
@@ -128,13 +125,13 @@ def needed_variables(meta_graph: Any, roots: Iterable[str]) -> tuple[dict[str, S
     return None if len(needed) == len(saved) else (saved, needed)
 
 
-def _saved(flat: FlatGraph, assign: Any) -> Saved | None:
+def _saved(flat: FlatGraph, assign: Any, strings: Callable[[str], list[str] | None]) -> Saved | None:
     value = _source(flat, assign.input[1])
     restore = flat.nodes[node_of(value)]
     if restore.op != "RestoreV2":
         return None
     number = int(value.partition(":")[2])
-    keys, parts = (_strings(flat.nodes[node_of(_source(flat, i))]) for i in restore.input[1:3])
+    keys, parts = (strings(node_of(_source(flat, i))) for i in restore.input[1:3])
     if keys is None or parts is None:
         return None
     kept = type(assign)()
@@ -159,31 +156,33 @@ def _strings(node: Any) -> list[str] | None:
 def repair_handles(meta_graph: Any, artifact: Path) -> int:
     """Replaces, in place, variable handles that no checkpoint restores by restored handles of the same variables.
 
-    Args:
-      meta_graph: a MetaGraphDef.
-      artifact: the folder that it was read from.
+    TensorFlow finds a variable by the shared name of its handle, or as an object that a function captures.
 
     Returns:
-      How many handles were replaced.
+      How many captured handles were replaced, which a session does not restore.
     """
     saved = saved_tensors(meta_graph)
-    handles = {node.name for node in meta_graph.graph_def.node if node.op == "VarHandleOp"}
-    lost = handles - saved.keys()
+    handles = {node.name: shared_name(node) for node in meta_graph.graph_def.node if node.op == "VarHandleOp"}
+    lost = handles.keys() - saved.keys()
     captured = [(handle, node) for handle, node in _captured(meta_graph) if handle in lost]
-    if not captured:
-        return 0
-    keys = object_keys(artifact)
+    keys = object_keys(artifact) if captured else {}
     restored = {entry.key: handle for handle, entry in saved.items()}
-    replaced = {handle: restored[keys[node]] for handle, node in captured if keys.get(node) in restored}
-    for node in meta_graph.graph_def.node:
+    found = {handle: restored[keys[node]] for handle, node in captured if keys.get(node) in restored}
+    of_name = {handles[handle]: handle for handle in handles.keys() & saved.keys()}
+    replaced = {handle: of_name[handles[handle]] for handle in lost if handles[handle] in of_name} | found
+    for node in meta_graph.graph_def.node if replaced else ():
         for number, reference in enumerate(node.input):
             if node_of(reference) in replaced and not reference.startswith("^"):
                 node.input[number] = replaced[node_of(reference)]
-    return len(replaced)
+    return len(found)
+
+
+def shared_name(node: Any) -> str:
+    """Returns the name by which TensorFlow finds a node's resource: nodes of one name have one resource."""
+    return (node.attr["shared_name"].s.decode() if "shared_name" in node.attr else "") or str(node.name)
 
 
 def _captured(meta_graph: Any) -> Iterator[tuple[str, int]]:
-    """Yields each tensor that a function of the SavedModel captures, with its object's number in the object graph."""
     functions: Mapping[str, Any] = meta_graph.object_graph_def.concrete_functions
     for node in meta_graph.graph_def.node:
         name = node.attr["f"].func.name if "f" in node.attr else ""
@@ -250,7 +249,6 @@ def prepared(artifact: Path, tags: frozenset[str]) -> tuple[Any, list[Step]]:
 
 
 def restore_steps(meta_graph: Any, artifact: Path) -> list[Step]:
-    """Returns the step that restores all variables of a MetaGraphDef; none if the graph has no variables."""
     saver = meta_graph.saver_def
     if not saver.restore_op_name:
         return []
@@ -262,7 +260,6 @@ def checkpoint_prefix(artifact: Path) -> str:
 
 
 def init_op(meta_graph: Any) -> str:
-    """Returns the name of the init node, which fills the graph's vocabularies; "" if the graph has none."""
     # Reading a missing key of a protobuf map adds the key, so the key is tested first.
     if INIT_SIGNATURE in meta_graph.signature_def:
         return node_of(meta_graph.signature_def[INIT_SIGNATURE].outputs[INIT_SIGNATURE].name)
@@ -273,6 +270,5 @@ def init_op(meta_graph: Any) -> str:
 
 
 def asset_paths(meta_graph: Any, artifact: Path) -> dict[str, bytes]:
-    """Returns, for each tensor to which the init node is fed an asset, the path of the asset's file."""
     folder = artifact / "assets"
     return {asset.tensor_info.name: str(folder / asset.filename).encode() for asset in asset_files(meta_graph)}

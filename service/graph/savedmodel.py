@@ -45,7 +45,6 @@ class SavedModelBackend:
     calls: frozenset[str] = frozenset()
 
     def fetched(self, outputs: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Returns the session's tensors in place of the given ones, and the nodes that must run with them."""
         names = list(outputs)
         return [self.renamed.get(name, name) for name in names], sorted({node_of(name) for name in names} & self.calls)
 
@@ -138,7 +137,6 @@ class _Inlined(NamedTuple):
 
 
 def _loses_effects(flat: FlatGraph, top: Mapping[str, Any], output: str) -> bool:
-    """Says whether calls that run with an output have effects that its own call, if it is one, does not wait for."""
     before = reachable(top, [output]) - {output}
     within = {call for call in flat.calls if call.startswith(f"{output}/")}
     awaited = flat.ancestors([f"^{output}"])
@@ -151,7 +149,6 @@ def _has_effects(flat: FlatGraph, call: str) -> bool:
 
 
 def _has_kept_calls(graph_def: Any) -> bool:
-    """Says whether TensorFlow would not inline a function of a GraphDef, or would compile it."""
     nodes = chain(graph_def.node, *(function.node_def for function in graph_def.library.function))
     marked = chain(nodes, graph_def.library.function)
     # The key is tested first, because reading a missing key of a protobuf map adds the key.

@@ -21,9 +21,6 @@ class SparseNames(NamedTuple):
 def read_sparse_names(meta_graph: Any) -> dict[str, dict[str, SparseNames]]:
     """Returns signature -> name of a sparse input -> the graph's three tensors of this input.
 
-    Args:
-      meta_graph: a MetaGraphDef.
-
     Source: tensorflow/core/protobuf/meta_graph.proto, TensorInfo.CooSparse (2.21).
     """
     return {
@@ -92,8 +89,6 @@ def feed_with_sparse(
 
     Args:
       fed: input names of the request, in the order of its arrays.
-      sparse: the signature's sparse inputs.
-      tensor_names: input name -> its tensor, for inputs that are not sparse.
     """
     place = {name: i for i, name in enumerate(fed)}
     parts = {part: key for key in sparse for part in (key + VALUES_SUFFIX, key + ROW_SPLITS_SUFFIX)}

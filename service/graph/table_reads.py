@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from service.artifact.signature_def import tensor_names
 from service.errors import ArtifactError
 from service.graph.flat_graph import FlatGraph, called_functions, constant_of, flatten, node_of
 from service.graph.library import op_definition
+from service.graph.restoring import init_op
 from service.types import INIT_SIGNATURE
 
 _PURE_READS = frozenset(
@@ -27,11 +28,19 @@ _KEEPS_STATE = _PURE_READS | {
     *("VarIsInitializedOp", "LookupTableFind", "LookupTableSize", "LookupTableExportV2", "Assert"),
 }
 # Ops whose effects are those of the functions that they call.
-_CALLS = frozenset({f"{kind}{op}" for op in ("If", "While", "Case") for kind in ("", "Stateless")}) | {
+CONTROL_CALLS = frozenset({f"{kind}{op}" for op in ("If", "While", "Case") for kind in ("", "Stateless")}) | {
     *("PartitionedCall", "StatefulPartitionedCall"),
 }
+# Ops of the control flow of TensorFlow 1. A control input there says in which case, or how often, a node runs.
+_CONTROL_FLOW = frozenset(
+    {f"{kind}{op}" for op in ("Switch", "Merge", "Enter", "Exit", "NextIteration") for kind in ("", "Ref")}
+)
+# Ops that pass handles of variables on, besides control flow.
+_PASS_HANDLES = _CONTROL_FLOW | {"Identity", "RefIdentity", "IdentityN", "RefSelect"}
 # Beginnings of the names of ops on a state that ends with its run.
 _OF_A_RUN = ("TensorArray", "Stack")
+# Ops that are fed a request's inputs.
+PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault")
 # Maximum number of tensors that bottlenecks() returns, tensors on every path from a gather op's rows to the outputs: a
 # combined lookup has about a dozen nodes, and later nodes are dense layers.
 _MOST_BOTTLENECKS = 24
@@ -44,8 +53,6 @@ _ROW_SPLITS_CHECK = b"do not form a valid RaggedTensor"
 
 
 class TableRead(NamedTuple):
-    """A gather op of a graph that reads a table: the table, the tensor of ids, and the tensor of rows."""
-
     table: str
     ids: str
     rows: str
@@ -63,26 +70,23 @@ def has_effect(flat: FlatGraph, checked: frozenset[str]) -> Callable[[str], bool
     Args:
       checked: placeholders of row splits that the core has checked.
     """
-    known: dict[str, bool] = {}
-
-    def follows(reference: str) -> bool:
-        name = node_of(reference)
-        if name not in known:
-            known[name] = _has_effect(flat, name, checked, follows)
-        return known[name]
-
-    return follows
+    acts = acting(flat, checked)
+    # TensorFlow lets each check of ragged inputs wait for the one before it, so chains of control inputs are long.
+    found = flat.depending(lambda node: acts(node.name), is_given=lambda reference: reference.startswith("^"))
+    return lambda reference: node_of(reference) in found
 
 
 def needed_nodes(flat: FlatGraph, roots: Iterable[str], follow: Callable[[str], bool]) -> set[str]:
     """Returns all nodes on which the given tensors and the side effects of inlined function calls depend.
 
-    Raises NotProven if one of the nodes writes a variable.
+    Raises NotProven if one of the nodes writes a variable, or is control flow of TensorFlow 1.
     """
     effects = [f"^{name}" for name in flat.calls]
     needed = flat.ancestors([*roots, *effects], follow=follow)
     if writer := next((n for n in sorted(needed) if flat.nodes[n].op.startswith(_WRITES)), None):
         raise NotProven(f"node {writer!r} writes what it may read")
+    if flow := next((n for n in sorted(needed) if flat.nodes[n].op in _CONTROL_FLOW), None):
+        raise NotProven(f"node {flow!r} is control flow of TensorFlow 1")
     return needed
 
 
@@ -90,20 +94,38 @@ def written_variables(meta_graph: Any) -> frozenset[str]:
     """Returns the nodes of the variables and tables that a signature of a MetaGraphDef writes.
 
     A signature that reads one of them must run in the session in which the other one writes it.
+    """
+    found: set[str] = set()
+    for name in _signatures(meta_graph):
+        found |= _written_in(_flat(meta_graph, name))
+    return frozenset(found)
+
+
+def initialized_variables(meta_graph: Any) -> frozenset[str]:
+    """Returns the nodes of the variables and tables that the init node of a MetaGraphDef writes.
+
+    Once it is loaded, such a variable may hold other numbers than the checkpoint.
 
     Raises:
       ArtifactError: as flatten().
     """
+    init = init_op(meta_graph)
+    return frozenset(_written_in(flatten(meta_graph.graph_def, [init])) if init else ())
+
+
+def _written_in(flat: FlatGraph) -> set[str]:
     found: set[str] = set()
-    for name in _signatures(meta_graph):
-        flat = _flat(meta_graph, name)
-        for writer in _writers(flat):
-            for given in flat.data_inputs(writer):
-                while flat.nodes[node_of(given)].op == "Identity":
-                    given = flat.data_inputs(node_of(given))[0]
-                if _is_handle(flat.nodes[node_of(given)]):
-                    found.add(node_of(given))
-    return frozenset(found)
+    todo = [given for writer in _writers(flat) for given in flat.data_inputs(writer)]
+    seen = {*todo}
+    for given in todo:
+        node = flat.nodes[node_of(given)]
+        if node.op in _PASS_HANDLES | CONTROL_CALLS:
+            more = set(flat.data_inputs(node.name)) - seen
+            seen |= more
+            todo += more
+        elif _is_handle(node):
+            found.add(node.name)
+    return found
 
 
 def writing_signatures(meta_graph: Any) -> frozenset[str]:
@@ -121,6 +143,13 @@ def writing_signatures(meta_graph: Any) -> frozenset[str]:
     return frozenset(found)
 
 
+def changing(flat: FlatGraph, tensors: Iterable[str]) -> list[str]:
+    """Returns the nodes that compute some tensors and may compute others in the next run, such as random numbers."""
+    seen: set[str] = set()
+    nodes = flat.ancestors(tensors, follow=lambda reference: False)
+    return sorted(name for name in nodes if _may_write(flat.nodes[name], flat.functions, seen))
+
+
 def _signatures(meta_graph: Any) -> list[str]:
     # What the init node writes, it writes in each session before the first request.
     return [name for name in meta_graph.signature_def if name != INIT_SIGNATURE]
@@ -132,9 +161,8 @@ def _flat(meta_graph: Any, signature: str) -> FlatGraph:
 
 
 def _writers(flat: FlatGraph) -> Iterator[str]:
-    bodies = {function.signature.name: function for function in flat.library.function}
     seen: set[str] = set()
-    return (name for name, node in flat.nodes.items() if _may_write(node, bodies, seen))
+    return (name for name, node in flat.nodes.items() if _may_write(node, flat.functions, seen))
 
 
 def _may_write(node: Any, bodies: Mapping[str, Any], harmless: set[str]) -> bool:
@@ -149,7 +177,7 @@ def _may_write(node: Any, bodies: Mapping[str, Any], harmless: set[str]) -> bool
         if any(_may_write(inner, bodies, harmless) for inner in bodies[name].node_def):
             harmless.discard(name)
             return True
-    if node.op in _KEEPS_STATE or node.op in _CALLS or node.op in bodies or node.op.startswith(_OF_A_RUN):
+    if node.op in _KEEPS_STATE or node.op in CONTROL_CALLS or node.op in bodies or node.op.startswith(_OF_A_RUN):
         return False
     op = op_definition(node.op)
     return op is None or op.is_stateful or any(given.is_ref for given in op.input_arg)
@@ -173,7 +201,21 @@ def check_kept(needed: set[str], kept: frozenset[str], written: frozenset[str]) 
         raise NotProven(f"a signature writes {held[0]!r}")
 
 
-def table_reads(flat: FlatGraph, needed: set[str], tables: Mapping[str, str]) -> list[TableRead]:
+def readers_of(
+    flat: FlatGraph, needed: Iterable[str], follow: Callable[[str], bool] = lambda reference: False
+) -> dict[str, list[str]]:
+    """Returns node -> the given nodes that read it, each once; follow: says whether a control input "^node" counts."""
+    readers: dict[str, list[str]] = {}
+    for name in sorted(needed):
+        read = [i for i in flat.nodes[name].input if not i.startswith("^") or follow(i)]
+        for given in dict.fromkeys(map(node_of, read)):
+            readers.setdefault(given, []).append(name)
+    return readers
+
+
+def table_reads(
+    flat: FlatGraph, needed: set[str], tables: Mapping[str, str], readers: Mapping[str, Sequence[str]]
+) -> list[TableRead]:
     """Returns all gather ops by which the given nodes of a graph read rows of embedding tables.
 
     Args:
@@ -183,15 +225,13 @@ def table_reads(flat: FlatGraph, needed: set[str], tables: Mapping[str, str]) ->
       NotProven: a table is read otherwise than row by row.
     """
     reads, todo = [], [(f"{handle}:0", table) for handle, table in tables.items() if handle in needed]
-    readers: dict[str, list[str]] = {}
-    for name in sorted(needed):
-        for tensor in flat.data_inputs(name):
-            readers.setdefault(tensor, []).append(name)
     while todo:
         tensor, table = todo.pop()
-        for name in readers.get(tensor, ()):
+        for name in readers.get(node_of(tensor), ()):
             node = flat.nodes[name]
             inputs = flat.data_inputs(name)
+            if tensor not in inputs:
+                continue
             if node.op in ("ReadVariableOp", "Identity"):
                 todo.append((f"{name}:0", table))
             elif _is_gather(flat, node) and tensor == inputs[0] and inputs[1] != tensor:
@@ -201,22 +241,15 @@ def table_reads(flat: FlatGraph, needed: set[str], tables: Mapping[str, str]) ->
     return reads
 
 
-def bottlenecks(
-    flat: FlatGraph, needed: set[str], roots: Iterable[str], tensor: str, follow: Callable[[str], bool]
-) -> list[str]:
+def bottlenecks(flat: FlatGraph, readers: Mapping[str, Sequence[str]], roots: Iterable[str], tensor: str) -> list[str]:
     """Returns the tensors that lie on every path from a tensor to the signature's outputs, nearest first.
 
     There are at most _MOST_BOTTLENECKS tensors: the first is the tensor itself, and none is an output of the signature.
     """
-    readers: dict[str, list[str]] = {}
-    for name in needed:
-        for reference in flat.nodes[name].input:
-            if not reference.startswith("^") or follow(reference):
-                readers.setdefault(node_of(reference), []).append(name)
     ends = {node_of(root) for root in roots}
     found, place = [tensor], node_of(tensor)
     while len(found) < _MOST_BOTTLENECKS:
-        following = next((n for n in _downstream(readers, place) if not _escapes(readers, place, n, ends)), None)
+        following = next((n for n in downstream(readers, place) if not _escapes(readers, place, n, ends)), None)
         if following is None or following in ends:
             break
         outputs = {i for r in readers.get(following, ()) for i in flat.nodes[r].input if node_of(i) == following}
@@ -226,7 +259,7 @@ def bottlenecks(
     return found
 
 
-def _downstream(readers: Mapping[str, list[str]], start: str) -> Iterator[str]:
+def downstream(readers: Mapping[str, Sequence[str]], start: str) -> Iterator[str]:
     seen, todo = {start}, [start]
     for name in todo:
         for reader in readers.get(name, ()):
@@ -236,7 +269,7 @@ def _downstream(readers: Mapping[str, list[str]], start: str) -> Iterator[str]:
                 yield reader
 
 
-def _escapes(readers: Mapping[str, list[str]], start: str, wall: str, ends: set[str]) -> bool:
+def _escapes(readers: Mapping[str, Sequence[str]], start: str, wall: str, ends: set[str]) -> bool:
     seen, todo = {start, wall}, [start]
     for name in todo:
         if name in ends:
@@ -263,20 +296,19 @@ def _scalar(node: Any) -> int:
     return int(constant_of(node))
 
 
-def _has_effect(flat: FlatGraph, name: str, checked: frozenset[str], follows: Callable[[str], bool]) -> bool:
-    node = flat.nodes[name]
-    return acts(flat, name, checked) or any(i.startswith("^") and follows(i) for i in node.input)
+def acting(flat: FlatGraph, checked: frozenset[str]) -> Callable[[str], bool]:
+    """Returns a function that says whether a node must run for a side effect, such as a failing check that the core
+    does not make.
+    """
+    of_others = flat.depending(lambda node: node.op in PLACEHOLDERS and node.name not in checked)
 
+    def acts(name: str) -> bool:
+        node = flat.nodes[name]
+        if node.op in _PURE_READS or not _is_stateful(node):
+            return False
+        return name in of_others or not _is_row_splits_check(flat, node)
 
-def acts(flat: FlatGraph, name: str, checked: frozenset[str]) -> bool:
-    """Says whether a node must run for a side effect, such as a failing check that the core does not make."""
-    node = flat.nodes[name]
-    if node.op in _PURE_READS or not _is_stateful(node):
-        return False
-    if not _is_row_splits_check(flat, node):
-        return True
-    sources = {n for n in flat.ancestors([name]) if flat.nodes[n].op in ("Placeholder", "PlaceholderWithDefault")}
-    return not sources <= checked
+    return acts
 
 
 def _is_stateful(node: Any) -> bool:
@@ -287,7 +319,7 @@ def _is_stateful(node: Any) -> bool:
 def _is_row_splits_check(flat: FlatGraph, node: Any) -> bool:
     if node.op in ("If", "StatelessIf"):
         name = node.attr["else_branch"].func.name
-        bodies = [n for f in flat.library.function if f.signature.name == name for n in f.node_def]
+        bodies = [*flat.functions[name].node_def] if name in flat.functions else []
     else:
         bodies = [node, *(flat.nodes[node_of(i)] for i in flat.data_inputs(node.name))]
     return any(n.op == "Assert" for n in bodies) and any(_says(n) for n in bodies if n.op == "Const")

@@ -5,8 +5,8 @@ TensorFlow loads no table: the native core feeds looked-up rows to the session i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from service.artifact.manifest import LookupFeature
 from service.graph.graph_session import CoreSession
 from service.graph.joined_rows import JoinedRows
 from service.graph.sparse import SparseNames, feed_with_sparse
-from service.types import Array, SignatureSpec, Table, Tensors, Vocabulary
+from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array, SignatureSpec, Table, Tensors, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,14 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class FeatureRows:
-    """A source of rows: a whole feature's lookup."""
+    """A source of rows: a whole feature's lookup.
+
+    sized_by: inputs that must have as many elements as the lookup has rows; else the graph combines single rows.
+    """
 
     claim: Claim
     table: Table
+    sized_by: tuple[str, ...]
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
@@ -78,7 +82,6 @@ RowSource = FeatureRows | InputRows | ComputedRows
 
 
 def rows_of(ids: Array, table: Table) -> Array:
-    """Returns the stored rows of a table's ids, [..., D]; raises IdOutOfRange."""
     flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
     return table.stored_rows(flat).reshape(*ids.shape, table.info.embedding_dim)
 
@@ -93,10 +96,11 @@ class CutSignature:
     outputs: name -> tensor of the graph.
     sources: tensor of the graph -> the source of the rows that can be fed to it.
     fed: tensors that are fed in place of all sources -> the sources whose rows the tensor holds side by side.
+    apart: the sources that are fed by themselves to requests of other shapes; single rows where a source is sized_by.
     id_tensors: tensors of ids that the graph computes itself, in a first run before the lookups.
     carried: other tensors of the first run that the last run is fed with.
     id_inputs, inputs: tensors of the request's inputs that the first run and the last run need.
-    inputs_apart: tensors of inputs that the last run needs if each source is fed by itself.
+    inputs_apart: tensors of inputs that the last run needs for requests of other shapes.
     effects: nodes that must run although nothing reads their outputs (a check that may refuse the request, a print).
     """
 
@@ -104,6 +108,7 @@ class CutSignature:
     outputs: Mapping[str, str]
     sources: Mapping[str, RowSource]
     fed: Mapping[str, JoinedRows]
+    apart: Mapping[str, RowSource]
     id_tensors: tuple[str, ...]
     carried: tuple[str, ...]
     id_inputs: frozenset[str]
@@ -127,8 +132,16 @@ class TowerBackend:
         self.session.close()
 
 
+def part_of(
+    spec: SignatureSpec, sparse: Mapping[str, SparseNames], names: Collection[str]
+) -> tuple[SignatureSpec, dict[str, SparseNames]]:
+    inputs = {name: tensor for name, tensor in spec.inputs.items() if name in names}
+    ragged = tuple(one for one in spec.ragged_names if one.values in inputs and one.row_splits in inputs)
+    kept = {key: one for key, one in sparse.items() if {key + VALUES_SUFFIX, key + ROW_SPLITS_SUFFIX} <= inputs.keys()}
+    return replace(spec, inputs=inputs, ragged_names=ragged), kept
+
+
 def request_feed(spec: SignatureSpec, sparse: Mapping[str, SparseNames]) -> tuple[Feed, list[str]]:
-    """Returns a function that converts a request's inputs to arrays for the graph's tensors, and the tensors' names."""
     fed = tuple(sorted(spec.inputs))
     names, convert = feed_with_sparse(fed, sparse, {name: spec.inputs[name].tensor_name for name in fed})
     return lambda inputs: convert([inputs[name] for name in fed]), names

@@ -8,30 +8,36 @@ signature that can not be cut is run with the whole graph, which is then loaded 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from service.artifact import tensor_proto
+from service.artifact.manifest import LookupFeature
 from service.artifact.signature_def import read_meta_graph
 from service.errors import ArtifactError, InvalidRequest
-from service.graph.claimed_ops import Claimed, layout_sizes, treats_alike
+from service.graph.claimed_ops import Claimed, ClaimedOps, is_placeholder, layout_sizes, sized_by
 from service.graph.flat_graph import FlatGraph, canonical, constant_of, flatten, node_of
-from service.graph.graph_session import CoreSession, DenseGraph, DenseSession, GraphError
+from service.graph.graph_session import DenseGraph, DenseSession, GraphError, Preparation
 from service.graph.joined_rows import joined_rows
 from service.graph.library import op_definition
 from service.graph.probes import MOST_LENGTH, Constants, has_same_bits, requests
 from service.graph.restoring import repair_handles, restored_otherwise, saved_tensors
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.table_reads import (
+    CONTROL_CALLS,
     NotProven,
     TableRead,
-    acts,
+    acting,
     bottlenecks,
+    changing,
     check_kept,
     has_effect,
+    initialized_variables,
     needed_nodes,
+    readers_of,
     table_reads,
     written_variables,
 )
@@ -43,6 +49,7 @@ from service.graph.tower import (
     InputRows,
     RowSource,
     TowerBackend,
+    part_of,
     request_feed,
     rows_of,
 )
@@ -64,55 +71,62 @@ def find_lookup(
     claim: Claim,
     read: TableRead,
     candidates: Sequence[str],
-    *,
-    flat: FlatGraph,
-    spec: SignatureSpec,
+    claimed: Claimed,
+    cutting: _Cutting,
     table: Table,
-    session: CoreSession,
-    feed: Callable[[Tensors], dict[str, Array]],
-    look_up: Callable[[str, Tensors], Array],
-    sparse: Mapping[str, SparseNames],
-) -> str | None:
-    """Returns the last candidate tensor whose bits equal those of a feature's lookup on all probes.
+) -> tuple[str, FeatureRows] | None:
+    """Returns the last candidate tensor whose bits equal those of a feature's lookup on all probes, and the lookup.
 
     Returns None if there is no such tensor: a sum that is added up in another order stays with the graph.
 
     Args:
-      candidates: tensors that depend on the read, nearest first.
-      feed: converts a request to values of the graph's tensors.
-      look_up: looks up the feature of a claim, by the claim's name, for a request; raises InvalidRequest.
+      candidates: tensors that depend on the read, each on the one before it, nearest first.
     """
-    has_keys, claimed = claim.vocabulary is not None, _claimed(claim, spec, sparse)
-    candidates = [tensor for tensor in candidates if treats_alike(flat, tensor, read, claimed)]
-    known = [(t, found) for t in candidates if (found := _constants(flat, t, read, has_keys=has_keys)) is not None]
-    sizes = layout_sizes(flat, known[-1][0], read, claimed) if known else set()
-    if not known or any(MOST_LENGTH < size < _OPEN_END for size in sizes):
+    flat, has_keys = cutting.candidate.flat, claim.vocabulary is not None
+    tensors = cutting.ops.alike(candidates, read, claimed)
+    constants = None
+    # What is not known of one tensor is not known of those behind it, either.
+    while tensors and (constants := _constants(flat, tensors[-1], read, has_keys=has_keys)) is None:
+        tensors.pop()
+    sizes = layout_sizes(flat, tensors[-1], read, claimed) if tensors else set()
+    if constants is None or any(MOST_LENGTH < size < _OPEN_END for size in sizes):
         return None
-    tensors = [tensor for tensor, _ in known]
+    constants = replace(constants, sizes=tuple(sorted(sizes)))
+    own = _own(claim.feature) | {*sized_by(flat, tensors[-1], read, claimed)}
+    spec, sparse = part_of(cutting.candidate.spec, cutting.sparse, own)
+    to_feed, names = request_feed(spec, sparse)
     alive = list(tensors)
-    constants = replace(known[-1][1], sizes=tuple(sorted(sizes)))
-    for request in requests(spec, claim.feature, table.info.vocabulary_size, constants, claim.keys):
-        fed = feed(request)
-        try:
-            ids = session.run([read.ids], fed)[0]
-            computed = session.run(tensors, fed | {read.rows: rows_of(ids, table)})
-            wanted = look_up(claim.name, request)
-        except (GraphError, InvalidRequest, ValueError):
-            return None
-        arrays = dict(zip(tensors, computed, strict=True))
-        alive = [tensor for tensor in alive if has_same_bits(wanted, arrays[tensor])]
-    return alive[-1] if alive else None
+    try:
+        with cutting.open_part(read, tensors, table) as opened:
+            for request in requests(spec, claim.feature, table.info.vocabulary_size, constants, claim.keys):
+                fed = dict(zip(names, to_feed(request), strict=True))
+                # An input that no node reads has no placeholder in the session's graph.
+                fed = {tensor: array for tensor, array in fed.items() if node_of(tensor) in opened.nodes}
+                ids = opened.session.run([read.ids], fed)[0]
+                computed = opened.session.run(tensors, fed | {read.rows: rows_of(ids, table)})
+                wanted = cutting.mapped.look_up(claim.name, request)
+                arrays = dict(zip(tensors, computed, strict=True))
+                alive = [tensor for tensor in alive if has_same_bits(wanted, arrays[tensor])]
+    except (GraphError, InvalidRequest, NotProven, ValueError):
+        return None
+    return (alive[-1], FeatureRows(claim, table, sized_by(flat, alive[-1], read, claimed))) if alive else None
+
+
+def _own(feature: LookupFeature) -> frozenset[str]:
+    return frozenset(name for name in (feature.ids, feature.row_splits, feature.weights) if name is not None)
 
 
 def _claimed(claim: Claim, spec: SignatureSpec, sparse: Mapping[str, SparseNames]) -> Claimed:
     feature = claim.feature
-    own = [name for name in (feature.ids, feature.row_splits, feature.weights) if name is not None]
+    own = _own(feature)
     inputs = {node_of(spec.inputs[name].tensor_name) for name in own if spec.inputs[name].tensor_name}
     keys = node_of(spec.inputs[feature.ids].tensor_name)
     for names in sparse.values():
         if node_of(names.values) == keys:
             inputs |= {node_of(names.indices), node_of(names.dense_shape)}
-    return Claimed(keys, inputs, claim.is_described, feature.max_norm)
+    rows = {n: tensor for n in spec.row_inputs - own if (tensor := spec.inputs[n]).shape == (None,)}
+    beside = {n: node_of(t.tensor_name) for n, t in rows.items() if t.tensor_name and not t.is_optional}
+    return Claimed(keys, inputs, beside, claim.is_described, feature.combiner, feature.max_norm)
 
 
 def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool) -> Constants | None:
@@ -166,11 +180,13 @@ _FED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 class MappedTables:
     """An artifact's mapped tables, and the manifest's claims on the lookups of its graphs.
 
-    tables: by name. keys: key in the checkpoint -> table. claims: signature -> the features that its graph may look up.
-    look_up: looks up the feature of a claim, as find_lookup() takes it.
+    tables: by name. remote: names of those in clusters. keys: key in the checkpoint -> table.
+    claims: signature -> the features that its graph may look up.
+    look_up: looks up the feature of a claim, by the claim's name, for a request; raises InvalidRequest.
     """
 
     tables: Mapping[str, Table]
+    remote: Collection[str]
     keys: Mapping[str, str]
     claims: Mapping[str, Sequence[Claim]]
     look_up: Callable[[str, Tensors], Array]
@@ -189,6 +205,38 @@ class _Candidate:
     follow: Callable[[str], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class _Cutting:
+    """The graph, tables and claims in which the sources of a signature's rows are searched.
+
+    readers: node of the signature -> the nodes that read it. claims: those of the signature, with their inputs.
+    open_session: opens a session of nodes of a graph, as DenseGraph.open() does.
+    """
+
+    candidate: _Candidate
+    mapped: MappedTables
+    sparse: Mapping[str, SparseNames]
+    ops: ClaimedOps
+    readers: Mapping[str, Sequence[str]]
+    claims: Sequence[tuple[Claim, Claimed]]
+    open_session: Callable[[_Candidate, set[str], Mapping[str, int]], DenseSession]
+
+    @contextmanager
+    def open_part(self, read: TableRead, tensors: Sequence[str], table: Table) -> Iterator[DenseSession]:
+        """Opens a session that computes some tensors behind a read, and only them.
+
+        TensorFlow copies the whole graph of a session for each set of tensors that is fed and fetched.
+        """
+        flat, follow = self.candidate.flat, self.candidate.follow
+        fed = {node_of(read.rows): tensor_proto.dtype_number(table.info.dtype)}
+        left = flat.ancestors([*tensors, read.ids], cut=frozenset({read.rows}), follow=follow)
+        opened = self.open_session(self.candidate, left | fed.keys(), fed)
+        try:
+            yield opened
+        finally:
+            opened.session.close()
+
+
 def open_tower(
     artifact: Path,
     signatures: Mapping[str, SignatureSpec],
@@ -205,20 +253,35 @@ def open_tower(
         meta_graph = read_meta_graph(artifact / "saved_model.pb", tags)
         repair_handles(meta_graph, artifact)
         saved = saved_tensors(meta_graph)
+        initialized = initialized_variables(meta_graph)
         # A variable that is one part of a partitioned variable is left out: its row numbers are not the row numbers of
         # the whole table.
-        handles = {h: mapped.keys[one.key] for h, one in saved.items() if one.key in mapped.keys and not one.part}
+        handles = {
+            handle: mapped.keys[one.key]
+            for handle, one in saved.items()
+            if one.key in mapped.keys and not one.part and handle not in initialized
+        }
         states = restored_otherwise(meta_graph), written_variables(meta_graph)
         candidates = _candidates(artifact, meta_graph, signatures, handles, mapped, states)
         if not any(candidate.reads for candidate in candidates):
             if candidates:
                 raise NotProven("no other signature reads a table of the manifest")
             return None
-        dense = DenseGraph(meta_graph, handles)
-        for candidate in candidates:
-            of_rows = {read.rows: mapped.tables[read.table].info.dtype for read in candidate.reads}
-            placeholders = {node_of(rows): tensor_proto.dtype_number(dtype) for rows, dtype in of_rows.items()}
-            dense.add(candidate.flat, _left(candidate), placeholders, candidate.follow)
+        preparation = Preparation(meta_graph)
+
+        def open_session(candidate: _Candidate, nodes: set[str], placeholders: Mapping[str, int]) -> DenseSession:
+            part = DenseGraph(meta_graph, handles, preparation)
+            part.add(candidate.flat, nodes, placeholders, candidate.follow)
+            return part.open(artifact, saved, threads)
+
+        sparse = read_sparse_names(meta_graph)
+        cuts = [_cut(one, mapped, sparse.get(one.spec.name, {}), open_session) for one in candidates]
+        # The session has only what a run may compute: TensorFlow places and copies the whole graph before the first.
+        dense = DenseGraph(meta_graph, handles, preparation)
+        computed = {name for _, left in cuts for name in left.nodes}
+        for candidate, (_, left) in zip(candidates, cuts, strict=True):
+            fed = {name: dtype for name, dtype in left.fed.items() if name not in computed}
+            dense.add(candidate.flat, left.nodes | fed.keys(), fed, candidate.follow)
         keeps_state = any(candidate.effects for candidate in candidates)
         opened = dense.open(artifact, saved, threads, may_open_twice=not keeps_state)
     except (NotProven, ArtifactError, KeyError) as error:
@@ -229,13 +292,7 @@ def open_tower(
         # then runs the whole graph. If the model itself has a fault, the load of the whole graph raises an error.
         logger.warning("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
-    try:
-        sparse = read_sparse_names(meta_graph)
-        cuts = {c.spec.name: _cut(c, opened, mapped, sparse.get(c.spec.name, {})) for c in candidates}
-    except Exception:
-        opened.session.close()
-        raise
-    return TowerBackend(opened.session, cuts, sparse)
+    return TowerBackend(opened.session, {cut.spec.name: cut for cut, _ in cuts}, sparse)
 
 
 def _candidates(
@@ -271,16 +328,27 @@ def _candidate(
     roots = [flat.resolved(tensor.tensor_name) for tensor in spec.outputs.values()]
     ragged = {name for names in spec.ragged_names for name in (names.values, names.row_splits)}
     checked = frozenset(node_of(spec.inputs[name].tensor_name) for name in ragged)
+    if flat.compiled:
+        # The last bits of a compiled function differ from those of its ops.
+        raise NotProven(f"XLA compiles the function of node {min(flat.compiled)!r}")
     follow = has_effect(flat, checked)
     needed = needed_nodes(flat, roots, follow)
     check_kept(needed, *states)
-    reads = table_reads(flat, needed, handles)
+    reads = table_reads(flat, needed, handles, readers_of(flat, needed))
     for read in reads:
         if (dtype := mapped.tables[read.table].info.dtype) not in _FED_DTYPES:
             # A read of an int8 or int4 table can not be cut out of the graph: the table's scales are a variable of the
             # graph, which deltas would not change.
             raise NotProven(f"table {read.table!r} is of {dtype}")
-    effects = tuple(sorted(name for name in needed if acts(flat, name, checked)))
+    of_rows = {node_of(read.rows) for read in reads}
+    behind = flat.depending(lambda node: node.name in of_rows, is_given=lambda i: not i.startswith("^") or follow(i))
+    if chained := next((read for read in reads if node_of(read.ids) in behind), None):
+        # One run computes the ids of all tables, before any row is read.
+        raise NotProven(f"ids of table {chained.table!r} are computed from rows")
+    if drawn := changing(flat, (read.ids for read in reads)):
+        # One run computes the ids, another one the outputs, and each would draw random numbers of its own.
+        raise NotProven(f"node {drawn[0]!r} computes other ids in each run")
+    effects = tuple(sorted(filter(acting(flat, checked), needed)))
     given = {read.rows for read in reads}
     outputs = {}
     for (name, tensor), root in zip(spec.outputs.items(), roots, strict=True):
@@ -298,44 +366,48 @@ def _is_ragged_part(spec: SignatureSpec, name: str) -> bool:
     return any(name in names for names in spec.ragged_names)
 
 
-def _left(candidate: _Candidate) -> set[str]:
-    """Returns the nodes that remain when a graph's reads of tables are cut out: they compute ids, or the outputs."""
-    flat = candidate.flat
-    given = {node_of(read.rows) for read in candidate.reads}
-    cut = frozenset(read.rows for read in candidate.reads)
-    ends = [
-        *candidate.outputs.values(),
-        *(f"^{name}" for name in candidate.effects),
-        *(read.ids for read in candidate.reads),
-    ]
-    return flat.ancestors(ends, cut=cut, follow=candidate.follow) | given
+class _Left(NamedTuple):
+    """The rest of a signature's graph: nodes that runs compute, and nodes that they are fed -> DataType number."""
+
+    nodes: set[str]
+    fed: Mapping[str, int]
 
 
 def _cut(
-    candidate: _Candidate, opened: DenseSession, mapped: MappedTables, sparse: Mapping[str, SparseNames]
-) -> CutSignature:
+    candidate: _Candidate,
+    mapped: MappedTables,
+    sparse: Mapping[str, SparseNames],
+    open_session: Callable[[_Candidate, set[str], Mapping[str, int]], DenseSession],
+) -> tuple[CutSignature, _Left]:
     spec, flat = candidate.spec, candidate.flat
-    to_feed, names = request_feed(spec, sparse)
-
-    def feed(request: Tensors) -> dict[str, Array]:
-        # Inputs that no node of the dense graph reads are left out, because the session's graph has no placeholders for
-        # them.
-        fed = dict(zip(names, to_feed(request), strict=True))
-        return {tensor: array for tensor, array in fed.items() if node_of(tensor) in opened.nodes}
-
+    flat.drop_controls(candidate.needed - {node_of(read.rows) for read in candidate.reads}, candidate.follow)
+    _, names = request_feed(spec, sparse)
+    cutting = _Cutting(
+        candidate,
+        mapped,
+        sparse,
+        ClaimedOps(flat),
+        readers_of(flat, candidate.needed, candidate.follow),
+        [(claim, _claimed(claim, spec, sparse)) for claim in mapped.claims.get(spec.name, ())],
+        open_session,
+    )
     sources: dict[str, RowSource] = {}
+    alone: dict[str, RowSource] = {}
     for read in candidate.reads:
-        tensor, source = _source(candidate, read, opened, mapped, feed, sparse)
+        direct = _direct(candidate, read, mapped)
+        tensor, source = _source(cutting, read, direct)
         sources[tensor] = source
+        is_sized = direct is not None and isinstance(source, FeatureRows) and source.sized_by
+        alone |= {read.rows: direct} if direct is not None and is_sized else {tensor: source}
     id_tensors = tuple(sorted({source.tensor for source in sources.values() if isinstance(source, ComputedRows)}))
     ends = [*candidate.outputs.values(), *(f"^{name}" for name in candidate.effects)]
     before = flat.ancestors(id_tensors, cut=frozenset(sources), follow=candidate.follow)
-    apart = flat.ancestors(ends, cut=frozenset(sources), follow=candidate.follow)
+    apart = flat.ancestors(ends, cut=frozenset(alone), follow=candidate.follow)
     carried = _carried(candidate, apart, before)
     shapes = {tensor: source.row_shape for tensor, source in sources.items()}
     fed = joined_rows(flat, ends, shapes, candidate.outputs.values(), given=carried, follow=candidate.follow)
     left, left_apart = (
-        flat.ancestors(ends, cut=frozenset(cut) | carried, follow=candidate.follow) for cut in (fed, sources)
+        flat.ancestors(ends, cut=frozenset(cut) | carried, follow=candidate.follow) for cut in (fed, alone)
     )
     logger.info(
         "lookups are cut from the graph",
@@ -345,11 +417,18 @@ def _cut(
             "single_rows": sum(not isinstance(source, FeatureRows) for source in sources.values()),
         },
     )
-    return CutSignature(
+    dtypes = {node_of(read.rows): mapped.tables[read.table].info.dtype for read in candidate.reads}
+    nodes = before | left | left_apart
+    # A placeholder has one output, so a node of several is computed, of fed rows.
+    several = [tensor for tensor in {*fed, *alone} if not tensor.endswith(":0")]
+    nodes |= flat.ancestors(several, cut=frozenset(read.rows for read in candidate.reads), follow=candidate.follow)
+    given = ({*map(node_of, (*fed, *alone))} | (dtypes.keys() if several else set())) - nodes
+    cut = CutSignature(
         spec,
         candidate.outputs,
         sources,
         fed,
+        alone,
         id_tensors,
         tuple(sorted(carried)),
         frozenset(name for name in names if node_of(name) in before),
@@ -357,12 +436,18 @@ def _cut(
         frozenset(name for name in names if node_of(name) in left_apart),
         candidate.effects,
     )
+    return cut, _Left(nodes, {name: tensor_proto.dtype_number(dtypes.get(name, "float32")) for name in given})
 
 
 def _carried(candidate: _Candidate, left: set[str], before: set[str]) -> frozenset[str]:
-    """Returns the tensors that a signature's first run (ids) computes from the request for its second run (outputs)."""
+    """Returns the tensors that a signature's first run (ids) computes from the request for its second run (outputs).
+
+    Both runs compute the results of control flow: TensorFlow lowers its nodes, and reads no tensor that is fed for one.
+    """
     nodes = candidate.flat.nodes
-    from_request = {name for name in before if nodes[name].op != "Placeholder" and _sees_request(candidate, name)}
+    kept = {"Placeholder"} | CONTROL_CALLS
+    of_request = candidate.flat.depending(lambda node: node.op == "Placeholder") if before else set()
+    from_request = {name for name in before if nodes[name].op not in kept and name in of_request}
     return frozenset(
         tensor
         for name in left - before
@@ -371,55 +456,45 @@ def _carried(candidate: _Candidate, left: set[str], before: set[str]) -> frozens
     )
 
 
-def _sees_request(candidate: _Candidate, name: str) -> bool:
-    return any(candidate.flat.nodes[n].op == "Placeholder" for n in candidate.flat.ancestors([f"{name}:0"]))
-
-
-def _source(
-    candidate: _Candidate,
-    read: TableRead,
-    opened: DenseSession,
-    mapped: MappedTables,
-    feed: Callable[[Tensors], dict[str, Array]],
-    sparse: Mapping[str, SparseNames],
-) -> tuple[str, RowSource]:
-    spec, flat, table = candidate.spec, candidate.flat, mapped.tables[read.table]
-    ids = read.ids
-    while flat.nodes[node_of(ids)].op == "Identity":
-        ids = flat.data_inputs(node_of(ids))[0]
-    direct = next((n for n, t in spec.inputs.items() if t.tensor_name and canonical(t.tensor_name) == ids), None)
-    places = bottlenecks(flat, candidate.needed, candidate.outputs.values(), read.rows, candidate.follow)
-    for claim in mapped.claims.get(spec.name, ()):
+def _source(cutting: _Cutting, read: TableRead, direct: InputRows | None) -> tuple[str, RowSource]:
+    candidate, table = cutting.candidate, cutting.mapped.tables[read.table]
+    spec, flat = candidate.spec, candidate.flat
+    has_rows = direct is not None and read.table not in cutting.mapped.remote
+    places = bottlenecks(flat, cutting.readers, candidate.outputs.values(), read.rows)
+    given = {name for name in flat.ancestors([read.ids]) if is_placeholder(flat.nodes[name])}
+    for claim, known in cutting.claims:
+        # Without single rows, a request of other sizes could not be answered.
+        claimed = known if has_rows else known._replace(beside={})
         if claim.table != read.table or table.info.dtype != "float32" or not _may_stand_for(claim, spec, direct):
             continue
-        found = find_lookup(
-            claim,
-            read,
-            places,
-            flat=flat,
-            spec=spec,
-            table=table,
-            session=opened.session,
-            feed=feed,
-            look_up=mapped.look_up,
-            sparse=sparse,
-        )
-        if found is not None:
-            return found, FeatureRows(claim, table)
-    dim = table.info.embedding_dim
+        if not given <= {*claimed.inputs, *claimed.beside.values()}:
+            continue
+        if (found := find_lookup(claim, read, places, claimed, cutting, table)) is not None:
+            return found
     if direct is not None:
-        return read.rows, InputRows(direct, table, _row_shape(spec.inputs[direct].shape, dim))
-    return read.rows, ComputedRows(read.ids, table, _row_shape(opened.session.shape(read.ids), dim))
+        return read.rows, direct
+    with cutting.open_part(read, [], table) as opened:
+        shape = opened.session.shape(read.ids)
+    return read.rows, ComputedRows(read.ids, table, _row_shape(shape, table.info.embedding_dim))
+
+
+def _direct(candidate: _Candidate, read: TableRead, mapped: MappedTables) -> InputRows | None:
+    flat, ids, table = candidate.flat, read.ids, mapped.tables[read.table]
+    while flat.nodes[node_of(ids)].op == "Identity":
+        ids = flat.data_inputs(node_of(ids))[0]
+    for name, tensor in candidate.spec.inputs.items():
+        if tensor.tensor_name and canonical(tensor.tensor_name) == ids:
+            return InputRows(name, table, _row_shape(tensor.shape, table.info.embedding_dim))
+    return None
 
 
 def _row_shape(ids: tuple[int | None, ...] | None, dim: int) -> tuple[int, ...] | None:
-    """Returns the shape of the table rows that one row of ids reads; None if the number of ids in a row is unknown."""
     if not ids or None in ids[1:]:
         return None
     return (*(size or 0 for size in ids[1:]), dim)
 
 
-def _may_stand_for(claim: Claim, spec: SignatureSpec, direct: str | None) -> bool:
+def _may_stand_for(claim: Claim, spec: SignatureSpec, direct: InputRows | None) -> bool:
     feature, ids = claim.feature, spec.inputs[claim.feature.ids]
     if feature.max_ids_per_row is not None or (feature.row_splits is None and len(ids.shape or ()) != 1):
         return False
@@ -432,4 +507,4 @@ def _may_stand_for(claim: Claim, spec: SignatureSpec, direct: str | None) -> boo
     # With the policy "error", the lookup may stand for the graph only if the gather op reads the input itself: for an
     # id without a row, the graph's error quotes the ids that the op reads, and the lookup's error quotes the ids of the
     # request.
-    return feature.on_bad_id == "error" and direct == feature.ids
+    return feature.on_bad_id == "error" and direct is not None and direct.input_name == feature.ids

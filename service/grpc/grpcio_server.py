@@ -52,7 +52,6 @@ class Guard:
 
     @contextmanager
     def acting(self, path: str, context: grpc.ServicerContext) -> Iterator[None]:
-        """Runs a `with` block with the rights of a call's caller; raises Unauthenticated if the caller is unknown."""
         with self._callers.acting(self._grant(path, context)):
             yield
 
@@ -74,9 +73,7 @@ class Guard:
             context.abort(STATUS_CODES[code], text)
 
     def _grant(self, path: str, context: grpc.ServicerContext) -> Grant:
-        """Returns the rights (the grant) of a call's caller; those of nobody for an open path without credentials."""
-        metadata = context.invocation_metadata() or ()
-        headers = [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]
+        headers = _headers(context)
         values = [value for name, value in headers if name == b"authorization"]
         value = None if not values else values[0] if len(values) == 1 else b""
         try:
@@ -89,8 +86,6 @@ class Guard:
 
 
 class _Everybody:
-    """The Guard of a server without --auth_config, which lets everybody call."""
-
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
@@ -130,11 +125,7 @@ class GrpcServer:
 
     Args:
       abstract_name: name of the abstract Unix socket to listen on, where only the native core may call.
-      max_message_bytes: largest request.
-      max_workers: threads that run requests; more requests wait.
       as_content: answers have tensor_content unless a request asks for the other form.
-      guard: authenticates callers; None: everybody may call.
-      forwarding: reads the headers that the native core adds to forwarded calls.
 
     Concurrency: any thread; start and stop once.
     """
@@ -163,14 +154,13 @@ class GrpcServer:
                 self._health.handler(),
                 *self._reflection.handlers(),
                 # The last one, because it also answers calls of unknown methods.
-                _MethodTable(known, as_content=as_content),
+                _MethodTable(known, forwarding, as_content=as_content),
             ],
             options=list({**_options(max_message_bytes), **_CORE_OPTIONS}.items()),
             interceptors=core_only,
         )
 
     def start(self) -> None:
-        """Listens and starts to serve; raises OSError if the server can not listen on its name."""
         address = f"unix-abstract:{self._abstract_name}"
         try:
             self._server.add_insecure_port(address)
@@ -180,18 +170,13 @@ class GrpcServer:
         self._server.start()
 
     def set_serving(self, is_serving: bool) -> None:
-        """Sets the statuses that health checks return, of the server, its services and each of its models."""
         self._health.set_serving(self._engine, HEALTH_NAMES, is_serving)
 
     def serving(self) -> frozenset[str]:
-        """Returns the names of services whose health status is SERVING."""
         return self._health.serving()
 
     def stop(self, grace_s: float) -> None:
-        """Refuses new requests at once, and cancels running requests that have not ended after grace_s seconds.
-
-        Blocks.
-        """
+        """Refuses new requests at once, and cancels those that have not ended after grace_s seconds; blocks."""
         self._health.stop()
         self._reflection.stop()
         self._server.stop(grace_s).wait()
@@ -210,7 +195,6 @@ class _CoreOnly(grpc.ServerInterceptor):
     def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Any], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """Returns the handler of a call that the core has forwarded; for other calls, one that refuses."""
         is_core = self._forwarding.is_core(handler_call_details.invocation_metadata or ())
         return continuation(handler_call_details) if is_core else self._refused
 
@@ -241,8 +225,8 @@ class _MethodTable(grpc.GenericRpcHandler):
     The handler is also chosen by the form of answer in the request's metadata: choosing later would cost each request.
     """
 
-    def __init__(self, guard: Guard | _Everybody, *, as_content: bool) -> None:
-        serve = _Serve(guard)
+    def __init__(self, guard: Guard | _Everybody, forwarding: Forwarding, *, as_content: bool) -> None:
+        serve = _Serve(guard, forwarding)
         self._as_content = as_content
         self._handlers: dict[tuple[str, bool], grpc.RpcMethodHandler[bytes, bytes]] = {
             (path, in_content): grpc.unary_unary_rpc_method_handler(partial(serve, path, handler))
@@ -269,9 +253,10 @@ class _Serve:
     Concurrency: any thread.
     """
 
-    def __init__(self, guard: Guard | _Everybody) -> None:
+    def __init__(self, guard: Guard | _Everybody, forwarding: Forwarding) -> None:
         self._engine = guard.engine
         self._guard = guard
+        self._forwarding = forwarding
         self._refusals = Refusals()
 
     def __call__(self, path: str, handler: Handler, data: bytes, context: grpc.ServicerContext) -> bytes:
@@ -302,7 +287,8 @@ class _Serve:
         own_id = request_context.sane_id(str(named.get(request_context.REQUEST_ID, "")).encode("latin-1", "replace"))
         if own_id:
             context.send_initial_metadata(((request_context.REQUEST_ID, own_id.decode()),))
-        request_context.enter(own_id or request_context.trace_id(parent), parent)
+        own_id = own_id or request_context.trace_id(parent)
+        request_context.enter(own_id, parent, self._forwarding.client(_headers(context)))
 
     def _abort(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
         if not request_context.request_id.get():
@@ -311,6 +297,11 @@ class _Serve:
         context.set_trailing_metadata(((request_context.REQUEST_ID, own_id), *retry_hint(error)))
         code, text = self._refusals(error)
         context.abort(STATUS_CODES[code], text)
+
+
+def _headers(context: grpc.ServicerContext) -> list[tuple[bytes, bytes]]:
+    metadata = context.invocation_metadata() or ()
+    return [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]
 
 
 def _refusing(serve: _Serve, path: str, text: str) -> grpc.RpcMethodHandler[bytes, bytes]:

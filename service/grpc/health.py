@@ -90,7 +90,6 @@ class Health:
         self._sender.start()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Returns the gRPC handler of the health service, with its methods Check and Watch."""
         check = Behavior(self._check, self._threads)
         watch = Behavior(self._watch, self._threads, experimental_non_blocking=True)
         serialize = health_pb2.HealthCheckResponse.SerializeToString
@@ -103,9 +102,6 @@ class Health:
         )
 
     def set(self, service: str, is_serving: bool) -> None:
-        """Changes the health status of a service, unless the server stops; another thread sends the new status to
-        clients that watch it.
-        """
         with self._lock:
             if self._is_stopped:
                 return
@@ -121,7 +117,6 @@ class Health:
         self._changed.put(model)
 
     def set_serving(self, engine: Engine, services: Sequence[str], is_serving: bool) -> None:
-        """Sets the health statuses of the server (named ""), of its services, and of each model."""
         problems = engine.problems()
         for name in services:
             self.set(name, is_serving)
@@ -144,13 +139,11 @@ class Health:
         self._changed.put(None)
 
     def close(self) -> None:
-        """Ends the threads of the health service; called after the gRPC server has stopped."""
         self._threads.shutdown(wait=False)
         self._is_closed = True
         self._changed.put(None)
 
     def serving(self) -> frozenset[str]:
-        """Returns the names of the services with the health status SERVING."""
         with self._lock:
             return frozenset(name for name, status in self._statuses.items() if status == _SERVING)
 
@@ -184,7 +177,6 @@ class Health:
             forget()
 
     def _forget(self, service: str, watcher: _Watcher) -> bool:
-        """Removes a client from the watchers of a service; returns False if it was removed before."""
         with self._lock:
             watchers = self._watchers.get(service, [])
             if watcher not in watchers:
@@ -240,11 +232,7 @@ _NUM_THREADS = 4
 
 
 class Reflection:
-    """The reflection service for the gRPC services in a descriptor pool. Concurrency: any thread.
-
-    Args:
-      check: ends a call whose caller may not use reflection.
-    """
+    """The reflection service for the gRPC services in a descriptor pool. Concurrency: any thread."""
 
     def __init__(self, services: Sequence[str], pool: Any, check: Callable[[grpc.ServicerContext], object]) -> None:
         self._check = check
@@ -254,7 +242,6 @@ class Reflection:
         self._open: set[grpc.ServicerContext] = set()
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """Returns the gRPC handlers of the reflection service, one for each of its two names."""
         method: grpc.RpcMethodHandler[bytes, Any] = grpc.stream_stream_rpc_method_handler(
             Behavior(self._answer, self._threads),
             response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
@@ -271,7 +258,6 @@ class Reflection:
             context.cancel()
 
     def close(self) -> None:
-        """Ends the threads of the reflection service; called after the gRPC server has stopped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
@@ -297,7 +283,6 @@ class _PoolWithMethods:
         return getattr(self._pool, name)
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:
-        """Returns the proto file that declares a message, field, service or method; raises KeyError."""
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:
@@ -309,7 +294,6 @@ class _PoolWithMethods:
 
 
 def _read(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-    """Yields the parsed reflection requests of a stream, and ends the call at a request that does not parse."""
     for data in requests:
         try:
             request = reflection_pb2.ServerReflectionRequest.FromString(data)

@@ -217,10 +217,7 @@ TENSOR_ENCODING_KEY = "x-tensor-encoding"
 
 
 def unary_handlers(engine: Engine, *, as_content: bool) -> dict[str, Handler]:
-    """Returns the handlers of all unary gRPC methods, by path, with tracing; arguments as in methods.service_methods.
-
-    Concurrency: handlers may run in any thread.
-    """
+    """Returns the handlers of all unary gRPC methods, by path, with tracing; any thread may call them."""
     handlers = service_methods(engine, as_content=as_content) | open_inference_methods(engine)
     tracing = engine.tracing
     if tracing is None:

@@ -43,7 +43,6 @@ _PUSHBACK_KEY, _PUSHBACK_MS = "grpc-retry-pushback-ms", "1000"
 
 
 def retry_hint(error: BaseException) -> tuple[tuple[str, str], ...]:
-    """Returns the gRPC trailer that tells a client when to retry after Overloaded; none for any other error."""
     return ((_PUSHBACK_KEY, _PUSHBACK_MS),) if isinstance(error, Overloaded) else ()
 
 
@@ -80,5 +79,4 @@ class Refusals:
         return error.code, details(text)
 
     def new_id(self) -> str:
-        """Makes a request id for a gRPC call that came without one."""
         return f"{self._prefix}-{next(self._numbers):x}"

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.callers import NO_NAMES, Callers, Grant, Part, names_of_transport
 from service.access.sessions import COOKIE, CSRF_HEADER, Sessions
+from service.control import request_context
 from service.core.forwarded import NO_FORWARDING, Forwarding
 from service.errors import PermissionDenied, ServiceError, Unauthenticated
 from service.http.errors import CODE_HEADER, ERROR_HEADERS, HTTP_STATUS, service_error_response
@@ -73,8 +74,6 @@ class AccessMiddleware:
     """ASGI middleware: runs requests with the caller's rights (a grant), or refuses them. Concurrency: event loop only.
 
     Args:
-      metrics_paths: paths of the metrics.
-      forwarding: reads the names in client certificates from the native core's headers.
       sessions: the sessions of browsers; None: a request needs a token or a certificate.
       refused: counts a request of an unknown caller; it runs without rights.
     """
@@ -98,7 +97,6 @@ class AccessMiddleware:
             self._open_paths[path] = "metrics"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Authenticates the caller of a request, and runs the application with the caller's rights (the grant)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -112,6 +110,8 @@ class AccessMiddleware:
                 response = sign_in_page(scope["path"], is_open=self._callers.is_open("console"))
             await response(scope, receive, send)
             return
+        if grant.name:
+            request_context.client.set(grant.name)
         with self._callers.acting(grant):
             await self._app(scope, receive, send)
 
@@ -162,7 +162,6 @@ def authorization_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def names_of(scope: Scope) -> frozenset[str]:
-    """Returns the names in the verified client certificate of a request's connection; none without a certificate."""
     names: frozenset[str] = scope.get("state", {}).get(_NAMES, NO_NAMES)
     return names
 

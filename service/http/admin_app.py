@@ -50,7 +50,6 @@ def create_admin_app(parts: HttpParts, reload_config: Callable[[str | None], Seq
     app = FastAPI(redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url=None)
 
     async def reload(request: Request) -> Response:
-        """Replaces the list of models, as the gRPC method HandleReloadConfigRequest does; an error changes nothing."""
         if callers is not None:
             callers.require_everywhere("admin")
         body = await read_body(request, _MAX_CONFIG_BYTES)
@@ -62,7 +61,6 @@ def create_admin_app(parts: HttpParts, reload_config: Callable[[str | None], Seq
         return Response(orjson.dumps({"models": list(names)}), media_type="application/json")
 
     async def set_label(request: Request) -> Response:
-        """Points a label of a model to a version; the version null removes the label."""
         body = await read_body(request, _MAX_CONFIG_BYTES)
         ref, version = model_ref(request), _version_of(body)
         assert ref.label is not None  # The HTTP path of the route that sets a label always names the label.
@@ -70,14 +68,12 @@ def create_admin_app(parts: HttpParts, reload_config: Callable[[str | None], Seq
         return Response(orjson.dumps({"label": ref.label, "version": version}), media_type="application/json")
 
     async def pin(request: Request) -> Response:
-        """Makes a model serve one version only; null in place of a version ends this pin."""
         body = await read_body(request, _MAX_CONFIG_BYTES)
         ref, version = model_ref(request), _version_of(body)
         await asyncio.to_thread(copy_context().run, engine.pin, ref.name, version)
         return Response(orjson.dumps({"model": ref.name, "version": version}), media_type="application/json")
 
     async def tables(request: Request) -> Response:
-        """Lists, as JSON, a model's tables, for the page of the console that changes rows."""
         return Response(encode_tables(engine.tables(model_ref(request))), media_type="application/json")
 
     add_route(app, "/v1/config:reload", reload, "POST")
@@ -100,7 +96,10 @@ def create_admin_app(parts: HttpParts, reload_config: Callable[[str | None], Seq
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
-            return await on_service_error(request, RouteNotFound(f"Not found: {raw_path(request)}"))
+            path = raw_path(request)
+            is_data = path.startswith(("/v1/", "/v2/"))
+            hint = "; this is the admin port (--admin_port), send requests to --rest_api_port" if is_data else ""
+            return await on_service_error(request, RouteNotFound(f"Not found: {path}{hint}"))
         refusal = InvalidRequest(f"{request.method} is not allowed here")
         counts.failed(request.scope, refusal)
         headers = {**(error.headers or {}), CODE_HEADER: refusal.code}
@@ -191,7 +190,6 @@ def _add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> Non
         return encode_receipt(engine.upsert(ref, table, parsed))
 
     async def upsert(request: Request) -> Response:
-        """Handles an upsert request, which changes rows of a table permanently."""
         body = await read_body(request, max_body_bytes)
         work = (model_ref(request), request.path_params["table"], body)
         # An upsert has no deadline, because the client must learn whether the rows are on disk. copy_context() carries

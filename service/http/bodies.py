@@ -100,6 +100,9 @@ class Table(Closed):
     dtype: Literal["float32", "float16", "bfloat16", "float64", "int8", "int4"]
     nbytes: int = like(215424)
     features: list[str] = like(["film_id", "recent_films"], "Features that look their ids up here.")
+    unknown_key_rows: list[tuple[int, int]] = like(
+        [(0, 0)], "Rows that lookups read for keys that no vocabulary has: the first and the last of each run of rows."
+    )
 
 
 class TablesResponse(Closed):

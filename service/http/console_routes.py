@@ -100,7 +100,6 @@ def new_csrf() -> str:
 
 
 def add_console_routes(app: FastAPI, parts: HttpParts) -> None:
-    """Adds the console's page and the routes that only the console uses, if there is a console."""
     engine, sources, callers, sessions = parts.engine, parts.console, parts.callers, parts.sessions
     if sources is None:
         return
@@ -108,7 +107,6 @@ def add_console_routes(app: FastAPI, parts: HttpParts) -> None:
     max_body_bytes = min(parts.max_body_bytes, _MAX_BODY_BYTES)
 
     async def overview(request: Request) -> Response:
-        """Returns the models that the caller may see: versions, labels, problems, and last changes of state."""
         models = []
         rights = None if callers is None else callers.current.get().rights
         for name in engine.models():
@@ -140,13 +138,9 @@ def add_console_routes(app: FastAPI, parts: HttpParts) -> None:
         return _json({"server": server, "models": models, "problems": engine.problems(), "methods": methods})
 
     async def traffic(request: Request) -> Response:
-        """Returns, as JSON, the rates and latencies of each model's requests since the server's start."""
         return _json(sources.traffic())
 
     async def session(request: Request) -> Response:
-        """Returns, as JSON, whether a sign-in is needed, the name and the rights of the browser's caller, and the CSRF
-        token for requests that change something.
-        """
         document: dict[str, Any] = {"needs_sign_in": callers is not None, "is_admin": sources.is_admin}
         found = None if sessions is None else sessions.find(session_cookie(request.scope["headers"]))
         if found is not None:
@@ -163,7 +157,6 @@ def add_console_routes(app: FastAPI, parts: HttpParts) -> None:
         return _json(document)
 
     async def sign_in(request: Request) -> Response:
-        """Opens a console session for the caller of the token in the body, and sets the session's cookie."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             # A form of another site can not send the type application/json, so it can not sign a browser in.
             raise MalformedPayload("Send the token as application/json.")
@@ -178,7 +171,6 @@ def add_console_routes(app: FastAPI, parts: HttpParts) -> None:
         return Response(status_code=204, headers={"Set-Cookie": _cookie(cookie, SESSION_S)})
 
     async def sign_out(request: Request) -> Response:
-        """Ends the browser's console session, and clears the session's cookie."""
         if sessions is not None:
             sessions.close(session_cookie(request.scope["headers"]))
         return Response(status_code=204, headers={"Set-Cookie": _cookie("", 0)})

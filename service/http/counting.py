@@ -45,8 +45,6 @@ class CountingMiddleware:
         self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the application, and counts the request if its answer is no error."""
-
         async def send_counted(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] < 400:
                 self._counts.answered(scope)
@@ -56,7 +54,6 @@ class CountingMiddleware:
 
 
 def _call(scope: Scope) -> Call | None:
-    """Returns what a request is counted as; None: it is not counted here."""
     route = scope.get("route")
     # A path may be one of a route with another HTTP method.
     if not isinstance(route, RawRoute) or route.method != scope["method"] or route.endpoint is in_the_core:

@@ -73,7 +73,6 @@ def _cut(text: str) -> str:
 def error_response(
     status: int, text: str, headers: Mapping[str, str] | None = None, models: list[str] | None = None
 ) -> Response:
-    """Returns the HTTP response for an error, with the body {"error": text}, and `models` if they are given."""
     # An error text may quote lone surrogates (half characters) of a request. They are replaced, because JSON text can
     # not hold them.
     told = {"error": text.encode("utf-8", "replace").decode()}
@@ -102,7 +101,6 @@ def service_error_response(error: ServiceError, request_id: str, models: list[st
 
 
 def unexpected_error_response(error: Exception, request_id: str) -> Response:
-    """Logs an unexpected error, and returns the HTTP response 500, whose text does not reveal the error."""
     logger.error("unexpected error", extra={"request_id": request_id, "status": 500}, exc_info=error)
     text = f"Internal error; the server's log has the cause, request id {request_id}"
     return error_response(500, text, {CODE_HEADER: ServiceError.code})

@@ -25,11 +25,16 @@ from service.http.middleware import (
     RequestIds,
     SecurityHeadersMiddleware,
 )
-from service.http.model_routes import add_diff_route, add_hot_rows_route, add_lookup_routes, add_tfs_routes
-from service.http.neighbor_routes import add_neighbor_routes
+from service.http.model_routes import (
+    add_diff_route,
+    add_hot_rows_route,
+    add_lookup_routes,
+    add_neighbor_routes,
+    add_tfs_routes,
+)
 from service.http.oip_routes import add_open_inference_routes
 from service.http.operations_routes import add_admin_routes, add_docs_routes, add_statusz_route
-from service.http.routing import malformed, meant, raw_path
+from service.http.routing import malformed, meant_by, raw_path
 from service.http.table_view_routes import add_table_view_routes
 
 # Most names of models that the error for an unknown model lists, as in native/src/edge/shared.rs.
@@ -37,11 +42,7 @@ _MAX_MODELS_TOLD = 100
 
 
 def create_http_app(parts: HttpParts, forwarding: Forwarding = NO_FORWARDING) -> FastAPI:
-    """Returns the ASGI application of the public HTTP port.
-
-    Args:
-      forwarding: reads the headers that the native core adds to forwarded requests.
-    """
+    """Returns the ASGI application of the public HTTP port."""
     engine, callers = parts.engine, parts.callers
 
     @asynccontextmanager
@@ -106,7 +107,7 @@ def create_http_app(parts: HttpParts, forwarding: Forwarding = NO_FORWARDING) ->
     app.add_middleware(SecurityHeadersMiddleware)
     if parts.spans is not None:
         app.add_middleware(parts.spans)
-    app.add_middleware(RequestIdMiddleware, ids=RequestIds(), failed=counts.failed)
+    app.add_middleware(RequestIdMiddleware, ids=RequestIds(), failed=counts.failed, forwarding=forwarding)
     app.add_middleware(PathCaseMiddleware)
     return app
 
@@ -120,20 +121,21 @@ def _answer_error(request: Request, error: ServiceError, known: list[str] | None
 
 
 def _answer_unknown(request: Request, error: HTTPException, counts: RequestCounts) -> Response:
-    """Makes the answer to a request that the router refuses: an unknown path, or a wrong HTTP method."""
     allowed = (error.headers or {}).get("Allow", "")
     if request.method == "OPTIONS" and error.status_code == 405:
         # OPTIONS with the header Origin is a browser's preflight request, and gets 200, as in TensorFlow Serving.
         status = 200 if "origin" in request.headers else 204
         return Response(status_code=status, headers={"Allow": ", ".join(filter(None, (allowed, "OPTIONS")))})
-    path = raw_path(request)
-    refusal: ServiceError = RouteNotFound(f"Not found: {path}{meant(path)}")
+    # The route of a model's status is found for "/v1/models/m:train", too, with "m:train" as the name.
+    if ":" in request.path_params.get("model", ""):
+        allowed = ""
+    refusal: ServiceError = RouteNotFound(f"Not found: {raw_path(request)}{meant_by(request)}")
     if request.url.path.startswith("/v1/"):
         refusal = malformed(request, allowed)
-    elif error.status_code != 404:
+    elif allowed:
         refusal = InvalidRequest(f"{request.method} is not allowed here; this path takes {allowed}")
     counts.failed(request.scope, refusal)
-    if error.status_code == 405 and not request.url.path.startswith("/v1/"):
+    if allowed and not request.url.path.startswith("/v1/"):
         headers = {**(error.headers or {}), CODE_HEADER: refusal.code}
         return error_response(error.status_code, refusal.message, headers)
     return service_error_response(refusal, request.scope["request_id"])

@@ -43,14 +43,9 @@ class HttpParts:
     engine: checks the caller's rights; metrics, statusz: see that the caller may read them.
     metrics: returns the metrics' text and content type; metrics_paths: their paths on the public port.
     max_body_bytes: largest body, before and after decompression.
-    rest_api_timeout_s: timeout of a whole request.
     gzip_min_bytes: size from which answers are compressed for clients that accept it; 0 is never.
     strict_json: the native core writes null for numbers that are not finite, which the documentation says.
-    callers: authenticates requests; None: everybody may send requests.
-    sessions: the sessions of the console's users; None: nobody signs in.
-    console: data of the console; None: there is no console.
     spans: wraps the application so that its requests are traced; None: they are not.
-    statusz: gathers the content of the status page; None: there is none.
     """
 
     engine: Engine

@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.control import request_context
+from service.core.forwarded import NO_FORWARDING, Forwarding
 from service.http.errors import unexpected_error_response
 
 # gzip's fastest compression level, because numbers compress badly at every level.
@@ -31,7 +32,6 @@ class GzipMiddleware(GZipMiddleware):
     """Starlette's middleware, which looks for "gzip" anywhere in Accept-Encoding; here its weight and case count."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Compresses the application's answer if the client accepts gzip and the answer is large."""
         if scope["type"] == "http":
             headers = [header for header in scope["headers"] if header[0] != b"accept-encoding"]
             accepted = [(b"accept-encoding", b"gzip")] if accepts_gzip(scope) else []
@@ -40,7 +40,6 @@ class GzipMiddleware(GZipMiddleware):
 
 
 def accepts_gzip(scope: Scope) -> bool:
-    """Says whether a request's Accept-Encoding names gzip, and not with weight 0, which excludes it."""
     for name, value in scope["headers"]:
         if name == b"accept-encoding":
             for choice in value.lower().split(b","):
@@ -68,9 +67,6 @@ class PathCaseMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the application with a path whose fixed parts are in lower case; a path with an escaped "/" or ":" stays
-        percent-encoded.
-        """
         path = scope.get("path", "")
         raw = scope.get("raw_path") or b""
         if b"%" in raw and _hides_separators(raw):
@@ -118,8 +114,7 @@ class RequestIds:
         self._prefix = secrets.token_hex(6).encode() + b"-"
         self._numbers = itertools.count(1)
 
-    def enter(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """Sets the request's context variables from its headers (names in lower case); returns the request's id."""
+    def enter(self, headers: Iterable[tuple[bytes, bytes]], client: str = "") -> bytes:
         own_id = parent = b""
         for name, value in headers:
             if name == b"x-request-id":
@@ -127,34 +122,37 @@ class RequestIds:
             elif name == b"traceparent":
                 parent = value
         own_id = own_id or request_context.trace_id(parent) or self.next()
-        request_context.enter(own_id, parent)
+        request_context.enter(own_id, parent, client)
         return own_id
 
     def next(self) -> bytes:
-        """Makes a request id for an HTTP request that came without one."""
         return b"%b%x" % (self._prefix, next(self._numbers))
 
 
 class RequestIdMiddleware:
     """ASGI middleware: gives each request an id, and adds the id to the answer's headers.
 
-    Args:
-      failed: counts a request that ended with an unexpected error.
-
     Concurrency: event loop only.
     """
 
-    def __init__(self, app: ASGIApp, ids: RequestIds, failed: Callable[[Scope, Exception], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        ids: RequestIds,
+        failed: Callable[[Scope, Exception], None],
+        forwarding: Forwarding = NO_FORWARDING,
+    ) -> None:
         self._app = app
         self._ids = ids
         self._failed = failed
+        self._forwarding = forwarding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the application with the request's id set, and answers an unexpected error with status 500."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        own_id = self._ids.enter(scope["headers"])
+        address, _ = scope.get("client") or ("", 0)
+        own_id = self._ids.enter(scope["headers"], self._forwarding.client(scope["headers"]) or address)
         request_id = own_id.decode()
         is_head = scope["method"] == "HEAD"
         scope = {**scope, "request_id": request_id, "method": "GET" if is_head else scope["method"]}
@@ -202,7 +200,6 @@ class SecurityHeadersMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the application, and adds security headers to its answer if the request is a GET or HEAD."""
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""Adds the routes of models: status, metadata, tables, hot rows, comparisons, and those that the native core answers.
+"""Adds the routes of models: status, metadata, tables, hot rows, searches, comparisons, and those of the native core.
 
 Source: tensorflow_serving/model_servers/http_rest_api_handler.cc (9d981c5).
 """
@@ -6,8 +6,11 @@ Source: tensorflow_serving/model_servers/http_rest_api_handler.cc (9d981c5).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -17,16 +20,19 @@ from starlette.responses import Response
 
 from service.artifact.signature_def import metadata_json
 from service.control.engine import Engine
-from service.errors import InvalidRequest, Overloaded
+from service.control.request_context import Call
+from service.errors import DeadlineExceeded, InvalidRequest, Overloaded, ServiceError
+from service.http.body import read_body
+from service.http.counting import named_model
 from service.http.routing import add_model_route, add_route, in_the_core, model_ref, version_number
+from service.types import ModelRef
 from service.versions.counts import DEFAULT_HOT_ROWS, MAX_HOT_ROWS, TableTraffic
-from service.wire.api import statuses_json
-from service.wire.json_body import encode_tables
+from service.versions.neighbors import SIGNATURE
+from service.wire.api import HTTP_API, statuses_json
+from service.wire.json_body import decode_neighbors, encode_neighbors, encode_tables
 
 
 def add_tfs_routes(app: FastAPI, engine: Engine) -> None:
-    """Adds all routes of TensorFlow Serving's REST API."""
-
     async def status(request: Request) -> Response:
         """Returns the states of a model's versions, newest version first."""
         # A label in the path of a status request is ignored, as in TensorFlow Serving.
@@ -48,7 +54,6 @@ def add_tfs_routes(app: FastAPI, engine: Engine) -> None:
         return Response(orjson.dumps({"models": listed}), media_type="application/json")
 
     async def no_name(request: Request) -> Response:
-        """Refuses a status request whose path names no model."""
         raise InvalidRequest("Missing model name in request.")
 
     for verb in ("predict", "classify", "regress"):
@@ -62,8 +67,6 @@ def add_tfs_routes(app: FastAPI, engine: Engine) -> None:
 
 
 def add_lookup_routes(app: FastAPI, engine: Engine) -> None:
-    """Adds the route of the list of tables, and the descriptions of lookups and of rows of a table."""
-
     async def tables(request: Request) -> Response:
         """Lists, as JSON, the embedding tables of a model version."""
         return Response(encode_tables(engine.tables(model_ref(request))), media_type="application/json")
@@ -74,8 +77,6 @@ def add_lookup_routes(app: FastAPI, engine: Engine) -> None:
 
 
 def add_hot_rows_route(app: FastAPI, engine: Engine) -> None:
-    """Adds the HTTP route that lists the rows of a table that lookups read most."""
-
     async def hot(request: Request) -> Response:
         """Answers with the rows of a table that lookups read most, and with their counts."""
         where, table, most = model_ref(request), request.path_params["table"], _most(request)
@@ -131,3 +132,46 @@ def add_diff_route(app: FastAPI, engine: Engine) -> None:
         return Response(orjson.dumps(found), media_type="application/json")
 
     add_route(app, "/v1/models/{model}/versions/{version}:diff", diff, "GET", "diff")
+
+
+def add_neighbor_routes(app: FastAPI, engine: Engine, *, max_body_bytes: int, timeout_s: float) -> Callable[[], None]:
+    """Adds the HTTP route that finds nearest rows; returns a function that ends the searches' threads."""
+
+    async def neighbors(request: Request) -> Response:
+        """Returns the rows of a table that are nearest to each row or vector that the request names."""
+        deadline_s = engine.clock() + timeout_s
+        call = Call(HTTP_API, SIGNATURE, deadline_s=deadline_s)
+        try:
+            ref = model_ref(request)
+            body = await read_body(request, max_body_bytes)
+        except ServiceError as error:
+            engine.reject(error, call, model=named_model(request.scope))
+            raise
+        # The request's time in metrics begins when its whole body has arrived, because the server does not control how
+        # fast a client sends it.
+        call = replace(call, started_s=engine.clock())
+        work = partial(_neighbors, engine, ref, request.path_params["table"], body, call)
+        running = engine.searches.submit(work)
+        try:
+            answer, version = await asyncio.wait_for(asyncio.wrap_future(running), max(deadline_s - engine.clock(), 0))
+        except TimeoutError:
+            late = DeadlineExceeded(f"Timed out: the request took longer than {timeout_s:g} s.")
+            if running.cancelled():
+                # A search that runs already counts itself when it ends.
+                engine.reject(late, call, model=ref.name)
+            raise late from None
+        return Response(answer, headers={"X-Model-Version": str(version)}, media_type="application/json")
+
+    add_model_route(app, "/tables/{table}:neighbors", neighbors, "POST", "findNeighbors")
+
+    return engine.searches.close
+
+
+def _neighbors(engine: Engine, ref: ModelRef, table: str, body: bytes, call: Call) -> tuple[bytes, int]:
+    try:
+        query = decode_neighbors(body)
+    except Exception as error:
+        engine.reject(error, call, model=ref.name)
+        raise
+    found = engine.neighbors(ref, table, query, call)
+    return encode_neighbors(found), found.version

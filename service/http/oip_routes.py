@@ -102,7 +102,6 @@ def add_open_inference_routes(app: FastAPI, engine: Engine) -> None:
 
 
 def read_only_ready(body: bytes) -> bool:
-    """Says whether the body of a repository index request asks only for models that can answer."""
     only_ready = parse_object("A request for the index", body).get("ready", False) if body else False
     if type(only_ready) is not bool:
         raise MalformedPayload(f'"ready" is {shown(only_ready)}, expected true or false.')

@@ -120,15 +120,11 @@ def _infer(spec: SignatureSpec) -> Json:
 
 
 def _columns(spec: SignatureSpec) -> Json:
-    """Returns an example request by columns: name of an input or of a ragged feature -> a list with one row."""
     columns = {name: _nested(_value(tensor), _shape(tensor)) for name, tensor in _row_inputs(spec).items()}
     return columns | {names.feature: [[_value(spec.inputs[names.values])]] for names in spec.ragged_names}
 
 
 def _row_inputs(spec: SignatureSpec) -> Mapping[str, TensorSpec]:
-    """Returns the inputs of an OpenAPI example request that are not ragged: all of a lookup, and only the required ones
-    of a predict.
-    """
     names = spec.row_inputs if spec.kind == "lookup" else spec.row_inputs & spec.required
     return {name: spec.inputs[name] for name in sorted(names)}
 

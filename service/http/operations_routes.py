@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 def add_admin_routes(
     app: FastAPI, engine: Engine, metrics: Callable[[], tuple[bytes, str]], metrics_paths: Sequence[str]
 ) -> None:
-    """Adds the routes of health and readiness, for orchestrators, and of metrics, for monitoring.
-
-    Args:
-      metrics: returns the metrics' text and content type; metrics_paths: their paths, of which OpenAPI has the first.
-    """
+    """Adds the routes of health and readiness, for orchestrators, and of metrics, for monitoring."""
 
     async def healthz(request: Request) -> Response:
         """Answers "ok" to every health check; an orchestrator shall restart a server that does not answer."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
 
@@ -64,7 +66,6 @@ def add_route(app: FastAPI, path: str, endpoint: Endpoint, method: str, operatio
 
 
 def add_model_route(app: FastAPI, end: str, endpoint: Endpoint, method: str, operation: str | None = None) -> None:
-    """Adds routes for a model, for one of its versions, and for a label, whose paths have the same end."""
     for where in ("", "/versions/{version}", "/labels/{label}"):
         add_route(app, "/v1/models/{model}" + where + end, endpoint, method, operation)
 
@@ -98,7 +99,6 @@ def model_ref(request: Request) -> ModelRef:
 
 
 def version_number(text: str) -> int:
-    """Parses a version number in a request's path or query; raises InvalidRequest."""
     is_number = text.isascii() and text.isdigit()
     if not is_number or len(text) > 19 + text.count("0") or int(text) > _MAX_VERSION:
         raise InvalidRequest(f"Failed to convert version: {text} to numeric.")
@@ -111,12 +111,27 @@ def malformed(request: Request, allowed: str = "") -> InvalidRequest:
     allowed: the methods that the path takes, if only the request's method is wrong.
     """
     path = raw_path(request)
-    hint = meant(path, request.method) or (f"; this path takes {allowed}" if allowed else "")
+    # A colon in front of the verb that was percent-encoded is part of the model's name.
+    with_colon = re.sub(f"%3A(?=({'|'.join(_VERBS)})$)", ":", path, flags=re.IGNORECASE)
+    if with_colon != path:
+        hint = f"; did you mean {with_colon}?"
+    else:
+        hint = f"; this path takes {allowed}" if allowed else meant_by(request)
     return InvalidRequest(f"Malformed request: {request.method} {path}{hint}")
 
 
-def meant(path: str, method: str = "POST") -> str:
+def meant_by(request: Request) -> str:
+    routes: dict[str, str] = {}
+    for route in request.app.router.routes:
+        if isinstance(route, RawRoute) and "{model}" in route.path:
+            routes.setdefault(re.split("[:/]", route.path)[-1], f"{route.method} {route.path}")
+    return meant(raw_path(request), request.method, routes)
+
+
+def meant(path: str, method: str = "POST", routes: Mapping[str, str] = MappingProxyType({})) -> str:
     """Returns the end of an error text, which names the path that was probably meant by an unknown one, or its port.
+
+    routes: methods and paths of a model's routes, by the last word of the path.
 
     >>> meant("/v1/models/films/lookup"), meant("/v1/models/films:pin")
     ('; did you mean /v1/models/films:lookup?', "; the server's admin port (--admin_port) serves this path")
@@ -124,8 +139,12 @@ def meant(path: str, method: str = "POST") -> str:
     ('; did you mean /healthz?', '; did you mean POST /v1/models/films:lookup?')
     >>> meant("/v1/models/films:train")
     '; there is no verb "train": POST to :predict, :lookup, :classify or :regress'
+    >>> meant("/v1/models/films:rows", routes={"rows": "POST /v1/models/{model}/tables/{table}:rows"})
+    '; did you mean POST /v1/models/films/tables/TABLE:rows?'
+    >>> meant("/v1//models/films:lookup"), meant("/v2/")
+    ('; did you mean /v1/models/films:lookup?', '; did you mean /v2?')
     """
-    known = path.rstrip("/")
+    known = re.sub("/{2,}", "/", path).rstrip("/")
     if known.endswith(_ADMIN):
         return "; the server's admin port (--admin_port) serves this path"
     begin, separator, verb = known.rpartition(":")
@@ -139,8 +158,13 @@ def meant(path: str, method: str = "POST") -> str:
     known = f"{begin}:{near}" if near else known
     if near and not begin.startswith("/v1/models/"):
         known = f"/v1/models/{begin.rpartition('/')[2] or 'MODEL'}:{near}"
-    if known not in (path, "", "/v1", "/v2"):
+    if known not in (path, "", "/v1"):
         return f"; did you mean {'POST ' if near and method != 'POST' else ''}{known}?"
+    model = re.search("/models/([^/:]+)", path)
+    # A version or label that can not be read is no wrong path.
+    if model and verb in routes and not re.search("/(versions|labels)/", path):
+        wanted = routes[verb].replace("{model}", model[1])
+        return f"; did you mean {re.sub('{(.*?)}', lambda one: one[1].upper(), wanted)}?"
     if not path.startswith("/v1/models/"):
         return did_you_mean(path, _PAGES)
     if separator and not near:

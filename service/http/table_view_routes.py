@@ -147,9 +147,6 @@ def _names(engine: Engine, maps: KeptMaps[bytes], ref: ModelRef, table: str) -> 
 
 
 def _mapped(engine: Engine, ref: ModelRef, table: str) -> tuple[ModelRef, int, int, TableInfo]:
-    """Returns, for a 2-D map of a table: the reference to the model's version, the version, the table's number of rows,
-    and its description.
-    """
     version = engine.describe(ref).version
     ref = ModelRef(ref.name, version)
     if engine.may_wait(ref, table):

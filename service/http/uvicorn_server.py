@@ -9,6 +9,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from ipaddress import IPv4Address, IPv6Network, ip_address
 from typing import Any
 
 import uvicorn
@@ -32,14 +33,12 @@ class HttpServer(uvicorn.Server):
         self.begun = asyncio.Event()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves HTTP requests until the uvicorn server's attribute should_exit is set."""
         try:
             await super().serve(sockets)
         finally:
             self.begun.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Makes the uvicorn server listen on its sockets, and then sets the event `begun`."""
         await super().startup(sockets)
         self.begun.set()
 
@@ -76,7 +75,6 @@ class LimitedConnection(H11Protocol):
         self.idle_since_s = self.loop.time()
 
     def connection_made(self, transport: Any) -> None:
-        """Stores the names in the client's certificate, and closes one connection if there are too many."""
         super().connection_made(transport)
         self.app_state = state_with_names(self.app_state, transport)
         if len(self.connections) > self._max_connections:
@@ -98,13 +96,23 @@ class LimitedConnection(H11Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether a request of this connection is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def address(self) -> str:
-        """The IP address of the client; "" on a Unix socket."""
-        return self.client[0] if self.client else ""
+        return client_of(self.client[0]) if self.client else ""
+
+
+def client_of(address: str) -> str:
+    """Returns the client that the connections of an IP address count for, as in native/src/admission/fair_queue.rs.
+
+    >>> client_of("2001:db8:1:2::5"), client_of("::ffff:10.0.0.5"), client_of("10.0.0.5")
+    ('2001:db8:1:2::/64', '10.0.0.5', '10.0.0.5')
+    """
+    found = ip_address(address)
+    if isinstance(found, IPv4Address):
+        return address
+    return str(found.ipv4_mapped or IPv6Network((int(found) >> 64 << 64, 64)))
 
 
 def _process_of(connection: socket.socket) -> int:
@@ -129,7 +137,6 @@ def surplus_of(connections: Iterable[LimitedConnection]) -> LimitedConnection:
 
 
 def uvicorn_config(http_app: Any, *, drain_timeout_s: float, **more: Any) -> uvicorn.Config:
-    """Returns the uvicorn configuration with which an HTTP application is served; more: further settings of uvicorn."""
     return uvicorn.Config(
         http_app,
         loop="none",

@@ -59,8 +59,8 @@ class SingleFeature:
     def spec(self) -> SignatureSpec:
         feature, size = self.feature, self.table.info.vocabulary_size
         names = [name for name in (feature.ids, feature.row_splits, feature.weights) if name is not None]
-        alone = {name: replace(self.inputs[name], shape=(None,), is_optional=True, default=None) for name in names}
-        alone[feature.ids] = replace(alone[feature.ids], vocabulary_size=size, vocabulary=self.vocabulary)
+        alone = {name: replace(self.inputs[name], shape=(None,), is_optional=True) for name in names}
+        alone[feature.ids] = replace(alone[feature.ids], vocabulary_size=size, vocabulary=self.vocabulary, default=None)
         ragged: tuple[RaggedNames, ...] = ()
         if feature.row_splits is not None:
             weights = feature.weights or self.name + WEIGHTS_SUFFIX
@@ -83,10 +83,6 @@ class SingleFeature:
 
 def core_lookups(features: Iterable[SingleFeature], lookups: OpenedLookups, compile_native: CompileNative) -> LookUp:
     """Returns the function that looks features up in the native core.
-
-    Args:
-      lookups: the tables and vocabularies that the features read.
-
     Raises:
       ArtifactError: the core can not compile the lookups.
     """

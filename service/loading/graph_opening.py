@@ -63,7 +63,7 @@ def open_towers(
         for claim in claims[name]
     ]
     keys = {entry.variable: name for name, entry in manifest.tables.items() if name in tables}
-    mapped = MappedTables(tables, keys, claims, core_lookups(claimed, lookups, compile_native))
+    mapped = MappedTables(tables, fed, keys, claims, core_lookups(claimed, lookups, compile_native))
     return open_tower(artifact, signatures, mapped, tags, threads)
 
 
@@ -107,7 +107,6 @@ def _fitted(feature: LookupFeature, spec: SignatureSpec) -> LookupFeature:
 
 
 def _some_keys(artifact: Path, manifest: Manifest, feature: str) -> Array:
-    """Returns keys of a feature's vocabulary, every n-th if there are too many; none if it only hashes keys."""
     entry = manifest.vocabularies[manifest.features[feature].vocabulary or ""]
     lines = vocabulary_lines(artifact / entry.file) if entry.file else ()
     chosen = lines[:: -(-len(lines) // _MOST_KEYS) or 1]
@@ -117,7 +116,6 @@ def _some_keys(artifact: Path, manifest: Manifest, feature: str) -> Array:
 
 
 def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan:
-    """Returns a plan by which the native core computes the rows for one input of a graph without its lookups."""
     table = source.table
     # open_towers() takes only reads of mapped and remote tables out of a graph.
     assert isinstance(table, MappedTable | RemoteTable)
@@ -217,11 +215,7 @@ def _only_run_in_core(tower: TowerBackend) -> TowerBackend | None:
 def native_graphs(
     servable: Servable, batching: BatchingParameters | None = None
 ) -> dict[str, NativeGraph | PythonOnly]:
-    """Returns, for each signature with a graph, its graph for the native core, or why no request can run it.
-
-    Args:
-      batching: the parameters by which the core batches graph runs; None: each request runs by itself.
-    """
+    """Returns, for each signature with a graph, its graph for the native core, or why no request can run it."""
     return {
         name: _native_graph(name, servable, batching)
         for name, backend in servable.backends.items()
@@ -242,7 +236,6 @@ def _native_graph(name: str, servable: Servable, batching: BatchingParameters | 
 
 
 def _open(backend: LazyBackend[SavedModelBackend], spec: SignatureSpec, batching: BatchingParameters | None) -> str:
-    """Opens a version's graph, and returns the description of a signature as JSON; raises ArtifactError."""
     found = _batched(native_savedmodel(backend.opened(), spec), batching)
     if isinstance(found, PythonOnly):
         raise ArtifactError(found.reason)

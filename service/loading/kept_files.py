@@ -51,14 +51,10 @@ class HotRowsFiles:
         self._loaded = loaded
 
     def watch(self, stop: threading.Event) -> None:
-        """Starts a thread that writes the files of hot rows every minute until `stop` is set; starts none without a
-        folder for them.
-        """
         if self._folder is not None:
             repeat(self.write, stop, _WRITE_EVERY_S, "hot-rows")
 
     def write(self) -> None:
-        """Writes a file of hot rows for each version that has answered lookups; logs a file that can not be written."""
         if self._folder is None:
             return
         for one in self._loaded():
@@ -134,9 +130,6 @@ class NeighborIndexFiles:
     """The files of nearest-row indexes in one folder; implements search.neighbor_indexes.IndexFiles.
 
     Concurrency: one caller at a time.
-
-    Args:
-      version_folder: returns the folder of a version of a model.
     """
 
     def __init__(self, folder: Path, version_folder: Callable[[str, int], Path]) -> None:
@@ -144,7 +137,6 @@ class NeighborIndexFiles:
         self._version_folder = version_folder
 
     def load(self, name: IndexName, num_rows: int) -> RowLists | None:
-        """Reads a table's nearest-row index from its file; None if it is missing, damaged or not of the table."""
         try:
             path, identity = self._place(name)
             if not path.exists():
@@ -180,6 +172,5 @@ class NeighborIndexFiles:
 
 
 def indexing_of(folder: str, version_folder: Callable[[str, int], Path]) -> Indexing:
-    """Returns the Indexing that builds nearest-row indexes and keeps them in files of a folder; "" keeps no files."""
     files = NeighborIndexFiles(Path(folder).absolute(), version_folder) if folder else None
     return Indexing(build_index, tune_index, files)

@@ -83,7 +83,6 @@ class BatchingRules:
 
 
 def read_rules(parameters_file: str, is_per_model: bool) -> BatchingRules:
-    """Returns the rules of batching for --enable_batching; raises InvalidRequest for a wrong parameters file."""
     return BatchingRules(read_parameters(Path(parameters_file)) if parameters_file else DEFAULT, is_per_model)
 
 
@@ -182,20 +181,11 @@ class ServableLoader:
     """The loader, which turns a version folder into a servable. Concurrency: any thread.
 
     graph_signatures: "auto", "whole", "lazy" or "off", as in Settings.
-    compile_native: compiles versions for the native core.
     warmup_iterations: how often each recorded warm-up request is run; 0: warm-up requests are not run.
-    on_warmup: called after each replay of warm-up requests.
-    batching: the rules by which the core batches graph runs; None: each request runs by itself.
     has_towers: whether TensorFlow runs only the tower of a signature, after lookups in mapped tables.
-    residency: how the tables' pages are prepared.
     paged_tables: decides how the core reads the tables' pages; None: it reads none.
-    pages: makes the tables' pages huge; None: the pages stay as they are.
-    verification: compares tables with their checksums; None: tables are not verified.
-    deltas: the rules for changing rows without a new version; None: rows do not change.
-    open_remote: opens tables in clusters; None: every table is mapped.
     show_lookups: called with a version that can answer its lookups, before the version's graphs are opened.
     hot_rows: returns the hot rows of a model's version by table, which are read into memory.
-    fill_caches: reads the hot rows of a version's remote tables into caches.
     refuses_ops: says of a model whether a version is refused whose graph touches files, processes or the network.
     is_strict: a version is refused that has a predict which no request can run.
     """
@@ -324,7 +314,7 @@ class ServableLoader:
             pages, residency = None, Residency(advice="random", is_warmed=residency.is_warmed)
         # Pages are made huge before tables are verified, so that the checksums are compared with the pages that were
         # read again.
-        are_made = pages.make(lookups.files) if pages is not None else None
+        are_made = pages.make(name, lookups.files) if pages is not None else None
         if self.verification is not None:
             # Tables are verified before residency.apply(), so that verification can drop each page that it has read:
             # after apply(), the pages would stay in memory.
@@ -388,7 +378,6 @@ class ServableLoader:
 def _native_graphs(
     servable: Servable, lookups: OpenedLookups | None, batching: BatchingParameters | None
 ) -> Mapping[str, NativeGraph | PythonOnly]:
-    """Returns signature -> graph for the native core; empty if the version has only lookup signatures."""
     if lookups is not None and all(backend is lookups.backend for backend in servable.backends.values()):
         return {}
     # graph_opening is imported here and not at the top, so that a version's lookups are answered before the modules of
@@ -399,7 +388,6 @@ def _native_graphs(
 
 
 def _stored(path: Path, manifest: Manifest, remote: Container[str]) -> list[Stored]:
-    """Returns where an artifact's mapped tables and scales are stored, with the checksum of each."""
     found = []
     for name, entry in manifest.tables.items():
         if name in remote:
@@ -412,7 +400,6 @@ def _stored(path: Path, manifest: Manifest, remote: Container[str]) -> list[Stor
 
 
 def _labels(path: Path, manifest: Manifest, lookups: OpenedLookups) -> Mapping[str, RowLabels]:
-    """Returns table -> labels of its rows: those of a file, else the keys of its vocabulary."""
     from_keys = {table: labels for table, keys in lookups.keys.items() if (labels := keys.labels) is not None}
     return {**from_keys, **open_labels(path, manifest, lookups.files.map)}
 
@@ -424,11 +411,7 @@ def loader_of(
     wake_follower: Callable[[], None],
     origin_of: Callable[[str], Origin],
 ) -> ServableLoader:
-    """Returns the loader of the settings; the server adds what it opens for all versions.
-
-    Args:
-      wake_follower: called when this server changed rows. origin_of: returns who chose a model's base path.
-    """
+    """Returns the loader of the settings; the server adds what it opens for all versions."""
     choice = settings.refuse_unsafe_ops
     return ServableLoader(
         settings.tags,
@@ -459,7 +442,6 @@ def load_rules_of(settings: Settings, load: Load) -> LoadRules:
 
 
 def batching_of(settings: Settings) -> BatchingRules | None:
-    """Returns the rules for batching graph runs; None without --enable_batching. Raises StartError."""
     if not settings.enable_batching:
         if settings.batching_parameters_file:
             raise StartError("--batching_parameters_file is set without setting --enable_batching to true.")
@@ -471,7 +453,6 @@ def batching_of(settings: Settings) -> BatchingRules | None:
 
 
 def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | None:
-    """Returns the settings for deltas (files of changed rows of a version); None if the settings turn deltas off."""
     if not settings.delta_poll_wait_seconds:
         return None
     return DeltaRules(
@@ -499,7 +480,7 @@ def _journal_folder(settings: Settings) -> Path | None:
 def residency_of(settings: Settings) -> Residency:
     """Returns how the settings prepare the memory pages of tables before a version answers.
 
-    For --table_pages=auto, loading.table_pages makes pages huge later.
+    For --table_pages=auto, loading.table_pages makes pages huge.
     """
     pages = settings.table_pages
     if pages == "auto":

@@ -91,7 +91,6 @@ class RemoteNames:
 
 
 def unserved_models(flag: Mapping[str, StoreAddress], models: Collection[str]) -> str:
-    """Returns an error text if --remote_tables names a MODEL/TABLE of no model in the list of models, else ""."""
     for name in flag:
         model, separator, _ = name.partition("/")
         if separator and not any(name.startswith(f"{each}/") for each in models):
@@ -132,11 +131,9 @@ class RemoteScrubbing:
         self._failing: frozenset[Subject] = frozenset()
 
     def add(self, subject: Subject, address: StoreAddress, scrub: Scrub) -> None:
-        """Compares the table of a version from now on, until the version is unloaded."""
         self._scrubs[subject] = address, scrub
 
     def watch(self, stop: threading.Event) -> None:
-        """Compares some blocks of each table each second, in a thread, until stop is set."""
         repeat(self.step, stop, _STEP_S, "remote-scrub")
 
     def step(self) -> None:
@@ -170,14 +167,12 @@ class RemoteScrubbing:
             logger.info("rows of a remote table are whole again", extra=_named(subject, address))
 
     def problem(self, model: str) -> str:
-        """Returns one line on a table of the model with on_unavailable=error that can not answer; "" without one."""
         for (name, version, table), (address, scrub) in list(self._scrubs.items()):
             if name == model and address.on_unavailable == "error" and not scrub.can_answer:
                 return f"rows of table {table!r} of version {version} are lost: {scrub.problem}"
         return ""
 
     def of(self, address: StoreAddress, refusals: Mapping[Subject, str]) -> list[dict[str, Any]]:
-        """Returns the status of each table in a cluster, for the status page; refusals: why it takes no upserts."""
         return [
             {"model": model, "version": version, "table": table}
             | scrub.status()
@@ -211,7 +206,6 @@ class RemoteTables:
     Args:
       addresses: by table, or by model/table, as --remote_tables has them.
       on_change: called when a cluster is reached again, or is not any more.
-      core: reads rows of the tables.
     """
 
     def __init__(
@@ -327,7 +321,6 @@ class RemoteTables:
             return self._topologies.setdefault(address, Topology(address))
 
     def state(self) -> RemoteState:
-        """Returns which clusters can be reached, and what the comparison of their blocks has found, for metrics."""
         with self._changing:
             topologies = dict(self._topologies)
         reached = {str(address): address not in self._problems for address in topologies}
@@ -343,7 +336,6 @@ class RemoteTables:
             return dict(self._tables)
 
     def clusters(self) -> list[dict[str, object]]:
-        """Returns each cluster's nodes, and why the cluster can not be reached ("" if it can), for the status page."""
         with self._changing:
             topologies = dict(self._topologies)
         refusals = {subject: table.changes.refusal for subject, table in self._opened().items()}
@@ -438,7 +430,6 @@ class RemoteTables:
         repeat(self.follow, stop, _FOLLOW_S, "remote-changes")
 
     def compare(self) -> None:
-        """Checks which replicas of each cluster are in sync, and so may be read."""
         # service.remote is imported only if a table is remote, because it needs redis-py, an optional extra.
         from service.remote.replicas import Replicas
 
@@ -474,7 +465,6 @@ class RemoteTables:
 
 
 def _default_rows(manifest: Manifest, table: str) -> tuple[int, ...]:
-    """Returns the numbers of a table's default rows, which replace rows while the cluster is down."""
     features = [name for name, feature in manifest.features.items() if feature.table == table]
     lookups = [one for signature in manifest.signatures.values() for one in signature.features.items()]
     # Row 0 is always one: RemoteTable.stored_rows(), which reads for no feature, returns it in place of an unreadable

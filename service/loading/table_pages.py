@@ -19,19 +19,25 @@ from service.tables.table import MappedTable
 
 logger = logging.getLogger(__name__)
 
+# Most seconds for which a version that shall follow another waits for its huge pages: some 50 GB of them.
+_PATIENCE_S = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class TablePages:
     """The maker of huge pages for the tables of each version that is loaded. Concurrency: any thread.
 
     is_before: whether a load waits until its tables' pages are huge.
+    is_served: says whether a model has a version that answers. A load then waits for some time: a lookup in a page that
+      is read again would wait too.
     """
 
     huge_pages: HugePages
     is_before: bool
+    is_served: Callable[[str], bool] = lambda _: False
     _later: OneByOne = field(default_factory=lambda: OneByOne("huge-pages", "pages could not be made huge"))
 
-    def make(self, files: GuardedFiles) -> threading.Event:
+    def make(self, model: str, files: GuardedFiles) -> threading.Event:
         """Makes the pages of a version's files huge, at once or in a thread that serves one version after the other.
 
         Returns:
@@ -49,13 +55,15 @@ class TablePages:
             run()
         else:
             self._later.add(run)
+            if self.is_served(model):
+                done.wait(_PATIENCE_S)
         return done
 
     def stop(self) -> None:
         self.huge_pages.stop()
 
 
-def table_pages(settings: Settings) -> TablePages | None:
+def table_pages(settings: Settings, is_served: Callable[[str], bool]) -> TablePages | None:
     rule = settings.table_pages
     if rule not in ("auto", "huge"):
         return None
@@ -68,7 +76,7 @@ def table_pages(settings: Settings) -> TablePages | None:
         bytes_per_s=settings.warm_mib_per_s * 2**20,
         available=available_bytes,
     )
-    return TablePages(huge_pages, is_before=rule == "huge")
+    return TablePages(huge_pages, rule == "huge", is_served)
 
 
 # Share of the process's memory limit that pages of tables larger than memory may take. The rest is for the server
@@ -91,7 +99,6 @@ class PagedTables:
     other_bytes: Callable[[], int] = lambda: 0
 
     def paging(self, path: Path, tables: Mapping[str, MappedTable]) -> Paging:
-        """Returns how the native core reads pages of a version's tables; logs it if they are larger than memory."""
         num_bytes = mapped_bytes(tables)
         other = self.other_bytes()
         if self.rule == "off" or not num_bytes:
@@ -104,7 +111,6 @@ class PagedTables:
 
 
 def mapped_bytes(tables: Mapping[str, object]) -> int:
-    """Returns the size in bytes of the mapped ones among the given tables, with their scales."""
     mapped = (table for table in tables.values() if isinstance(table, MappedTable))
     return sum(table.weights.nbytes + table.scales.nbytes for table in mapped)
 

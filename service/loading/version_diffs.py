@@ -42,17 +42,10 @@ class VersionDiffs:
         self._kept: OrderedDict[tuple[Any, ...], VersionDiff] = OrderedDict()
 
     def of_request(self, model: str, old: int, new: int) -> Mapping[str, Any]:
-        """Compares two versions of a model, and returns the comparison as a dict for JSON; raises NotFound,
-        ArtifactError or DataLoss.
-        """
         folders = self._folder(model, old), self._folder(model, new)
         return {"model": model, **self._compare(model, old, new, folders).to_json()}
 
     def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Returns the cosine of each row of a table to the same row in an older version; raises NotFound.
-
-        Second: whether a rotation between the versions was undone first. Also raises as compare_rows.
-        """
         folders = self._folder(model, old), self._folder(model, new)
         mapped = {one.version: _mapped(one) for one in self._versions(model)}
         with self._one_at_a_time:

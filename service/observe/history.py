@@ -33,6 +33,7 @@ class Noted:
     """One slow or failed request.
 
     at_s: its end, seconds since 1970. version: None if no version was bound. code: "OK" if the request was only slow.
+    client: as in request_context.
     """
 
     at_s: float
@@ -47,6 +48,7 @@ class Noted:
     rows: int = 0
     code: str = "OK"
     message: str = ""
+    client: str = ""
 
 
 class RecentRequests:
@@ -76,7 +78,8 @@ class RecentRequests:
 
         Also logs the request, unless too many slow requests were logged in this second.
         """
-        noted = Noted(self._now(), _own_id(), *subject, seconds, run_seconds, rows)
+        client = request_context.client.get()
+        noted = Noted(self._now(), _own_id(), *subject, seconds, run_seconds, rows, client=client)
         self._slow.append(noted)
         unsaid = self._may_say()
         if unsaid is None:
@@ -96,7 +99,8 @@ class RecentRequests:
         self.noted(subject, code, error.message if isinstance(error, ServiceError) else type(error).__name__)
 
     def noted(self, subject: Subject, code: str, message: str) -> None:
-        noted = Noted(self._now(), _own_id(), *subject, code=code, message=message[:_MAX_TEXT])
+        client = request_context.client.get()
+        noted = Noted(self._now(), _own_id(), *subject, code=code, message=message[:_MAX_TEXT], client=client)
         (self._own_failures if code in _OURS else self._refusals).append(noted)
 
     def slowest(self) -> list[Noted]:
@@ -248,7 +252,6 @@ class TrafficHistory:
         }
 
     def _until_now(self) -> tuple[_Interval, _Table]:
-        """Returns the requests since the last point, and the counts of all requests since the start."""
         # The counts of the versions that are served now would fall when one of them is unloaded.
         now, more = _table(self._requests.read()[1]), {}
         for key, counts in now.items():
@@ -263,7 +266,6 @@ class TrafficHistory:
         return _Interval(self._end_s, self._clock(), self._limited(more)), now
 
     def _limited(self, table: _Table) -> _Table:
-        """Returns the same counts, in which all models but the MAX_MODELS busiest are one."""
         return _sums(
             ((OTHERS if model in self._others else model, kind), counts) for (model, kind), counts in table.items()
         )
@@ -290,7 +292,6 @@ def _by_model(table: _Table) -> dict[str, _Counts]:
 
 
 def _joined(intervals: Sequence[_Interval]) -> _Interval:
-    """Returns neighbouring intervals as one."""
     table = _sums(one for interval in intervals for one in interval.table.items())
     return _Interval(intervals[0].begin_s, intervals[-1].end_s, table)
 

@@ -41,9 +41,10 @@ _LOOK_AGAIN_S = 0.02
 class LogWriter:
     """A thread that writes lines to a file descriptor, and the bounded ring buffer of lines that wait for it.
 
-    While the descriptor accepts no bytes, lines beyond the buffer are dropped and counted. Once the buffer is empty
-    again, `report` gets the number of lines dropped. The buffer is shared memory and no Python object, so that the
-    native core can write its lines when the process crashes. Concurrency: any thread, also from a finalizer.
+    While the descriptor accepts no bytes, lines beyond the buffer are dropped and counted, and so are lines that the
+    system refuses. Before the next line, `report` gets the number of lines dropped. The buffer is shared memory and no
+    Python object, so that the native core can write its lines when the process crashes. Concurrency: any thread, also
+    from a finalizer.
 
     Args:
       descriptor: where the lines go. The writer does not close it.
@@ -58,6 +59,10 @@ class LogWriter:
         self._news = threading.Condition(threading.RLock())
         self._written = self._put = 0
         self._dropped = self._unreported = 0
+        # Of the thread: the number of lines that the system has refused since the last one that it took, whether that
+        # one lacks its end, and whether the next bytes are the rest of a refused line.
+        self._refused = 0
+        self._is_cut = self._is_within_line = False
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
@@ -78,7 +83,6 @@ class LogWriter:
             self._news.notify()
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until all lines are written, at most timeout_s seconds; returns whether they are."""
         end_s = time.monotonic() + timeout_s
         while self._put > self._written or self._unreported:
             if time.monotonic() >= end_s:
@@ -87,7 +91,6 @@ class LogWriter:
         return True
 
     def stop(self, timeout_s: float) -> bool:
-        """Writes the lines that wait, for at most timeout_s seconds, and ends the thread; returns whether it ended."""
         self.flush(timeout_s)
         with self._news:
             self._is_stopped = True
@@ -126,8 +129,24 @@ class LogWriter:
 
     def _write(self, part: memoryview) -> tuple[int, int]:
         """Returns how many bytes need no further write, and how many lines of them the system refused to write."""
+        if self._is_within_line:
+            # The system refused the beginning of this line, so its rest is left out, too.
+            rest = bytes(part).find(b"\n") + 1
+            self._is_within_line = not rest
+            self._refused += bool(rest)
+            return rest or len(part), int(bool(rest))
         try:
-            return os.write(self.descriptor, part), 0
+            if self._refused:
+                # A full disk may have taken only the beginning of a line.
+                told = b"\n" * self._is_cut + self.report(self._refused)
+                done = os.write(self.descriptor, told)
+                self._is_cut = done < len(told)
+                if self._is_cut:
+                    return 0, 0
+                self._refused = 0
+            done = os.write(self.descriptor, part)
+            self._is_cut = bytes(part[done - 1 : done]) != b"\n"
+            return done, 0
         except BlockingIOError:
             # Another program has made the descriptor non-blocking: its open file is shared.
             poll = select.poll()
@@ -135,8 +154,11 @@ class LogWriter:
             poll.poll(1000)
             return 0, 0
         except OSError:
-            # The reader is gone, or its disk is full: these lines are lost, and there is no place to say so.
-            return len(part), bytes(part).count(b"\n")
+            # The reader is gone, or its disk is full: these lines are lost, which the next line that is written tells.
+            refused = bytes(part).count(b"\n")
+            self._refused += refused
+            self._is_within_line = bytes(part[-1:]) != b"\n"
+            return len(part), refused
 
 
 # Largest number of log lines that one logger may write at one level: in a burst, and then per second. Without these
@@ -150,8 +172,6 @@ _INSIDE = tuple(f"service.{one}." for one in "versions search control tables gra
 
 @dataclass(slots=True)
 class _Allowance:
-    """A count of the lines that a logger may still write at one level, and of the lines dropped since the last one."""
-
     lines: float
     since_s: float
     left_out: int = 0
@@ -163,9 +183,6 @@ class LineLimit(logging.Filter):
     Concurrency: any thread.
 
     dropped: the number of all lines dropped.
-
-    Args:
-      clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -177,7 +194,6 @@ class LineLimit(logging.Filter):
         self._allowances: dict[tuple[str, int], _Allowance] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Says whether a log line is within the limits; adds `left_out` to the first line after dropped ones."""
         now_s = self._clock()
         # The native core leaves out lines on refusals by the same limits.
         self.dropped += getattr(record, "left_out", 0)
@@ -197,8 +213,6 @@ class LineLimit(logging.Filter):
 
 
 class LogHandler(logging.Handler):
-    """Handler that gives formatted lines to a LogWriter, and counts the lines that are dropped."""
-
     def __init__(self, writer: LogWriter, formatter: logging.Formatter) -> None:
         super().__init__()
         self.setFormatter(formatter)
@@ -225,7 +239,7 @@ class LogHandler(logging.Handler):
         return self.format(record).encode("utf-8", "backslashreplace") + b"\n"
 
     def _report(self, dropped: int) -> bytes:
-        message = "log lines dropped: standard error was not read"
+        message = "log lines dropped: standard error took no more"
         fields = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": message}
         return self._line(logging.makeLogRecord(fields | {"left_out": dropped}))
 

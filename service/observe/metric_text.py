@@ -43,7 +43,6 @@ def family(name: str, kind: Kind, about: str = "") -> list[str]:
 
 
 def sample(name: str, labelled: str, value: float) -> str:
-    """Returns the line of one metric sample; a value of type int is written without decimal point or exponent."""
     return f"{name}{{{labelled}}} {value!r}"
 
 
@@ -61,7 +60,6 @@ def _family_of(name: str, about: str, values: Iterable[tuple[str, float]]) -> li
 
 
 def lines_of(prefix: str, families: Families, found: Sequence[tuple[Named, Any]]) -> list[str]:
-    """Returns the lines of metrics, each with a sample of every object; found: labels of an object, and the object."""
     lines, labelled = [], [(labels(named), one) for named, one in found]
     for end, about, attribute in families:
         read = attrgetter(attribute)
@@ -93,7 +91,6 @@ def histogram(
     Args:
       limits: texts of the bucket limits (le), without +Inf.
       counts: counts of the buckets; the last one is above all limits.
-      total: sum of the counted values.
       places: positions of the limits in counts; None: limits and counts correspond one to one.
     """
     sums = list(accumulate(counts))

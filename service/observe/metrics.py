@@ -39,11 +39,7 @@ MOST_SHOWN = 1000
 
 
 class GoneModels:
-    """The removed models whose counters are still shown. Concurrency: any thread.
-
-    Args:
-      forget: drops all counters of a model.
-    """
+    """The removed models whose counters are still shown. Concurrency: any thread."""
 
     def __init__(self, forget: Callable[[str], None]) -> None:
         self._forget = forget
@@ -58,7 +54,6 @@ class GoneModels:
 
         Args:
           models: the models that are served now, or whose versions are not unloaded yet.
-          scrapes: number of scrapes since the last call.
         """
         with self._lock:
             for name in self._present.difference(models):
@@ -83,9 +78,6 @@ class Metrics:
 
     Args:
       loaded: returns the loaded servables, whose tables have counts of their own.
-      more: functions that return the lines of further families.
-      notes: gets the requests that are slow or fail.
-      batches: returns the counts of batches of graph runs.
       models: returns the names of the models that are served, or whose versions are not unloaded yet.
       forget: functions that drop a model's counts in the families of `more`.
     """
@@ -117,7 +109,6 @@ class Metrics:
         self._gone = GoneModels(self._forget)
 
     def version_changed(self, model: str, status: VersionStatus) -> None:
-        """Records a version's new state; at its END, drops the version's counts of requests and warm-ups."""
         self._versions.changed(model, status)
         if status.state is State.END:
             # An ended version's counts of requests and warm-ups are dropped, because new versions may come all day, and
@@ -132,7 +123,6 @@ class Metrics:
             forget(model)
 
     def read_files(self) -> ReadFiles:
-        """Returns the state of certificates and of --auth_config, for the status page."""
         return ReadFiles(self.tls.ends_s(), self.auth.is_current)
 
     def render(self) -> tuple[bytes, str]:

@@ -43,7 +43,6 @@ class Spans:
         self._propagator = TraceContextTextMapPropagator()
 
     def remote_parent(self) -> Context | None:
-        """Returns the OpenTelemetry context of the client's traceparent header; None without a valid header."""
         header = request_context.traceparent.get()
         if not request_context.trace_id(header):
             return None
@@ -80,7 +79,6 @@ class Spans:
 
     @contextmanager
     def call(self, path: str) -> Iterator[None]:
-        """Opens a trace span of the kind "server" for a gRPC call. path: path of the gRPC method."""
         name, attributes = _name_and_attributes_of_call(path)
         with self.spanned(name, attributes, SpanKind.SERVER, self.remote_parent() or Context()) as span:
             try:
@@ -91,7 +89,6 @@ class Spans:
             span.set_attribute("rpc.status_code", "OK")
 
     def answered(self, request: Mapping[str, Any]) -> None:
-        """Makes the trace spans of a request that the native core has answered; see SpanRecord in edge/records.rs."""
         name, path, code, status = (request[key] for key in ("name", "path", "code", "status"))
         attributes: dict[str, Any]
         if path:
@@ -135,7 +132,6 @@ class DrawnIds(RandomIdGenerator):
         self.trace_id: ContextVar[int] = ContextVar("trace_id", default=0)
 
     def generate_trace_id(self) -> int:
-        """Returns the trace id that the native core drew for the request, else a random id."""
         return self.trace_id.get() or super().generate_trace_id()
 
 
@@ -149,7 +145,6 @@ def _code_and_text(error: Exception) -> tuple[str, str]:
 
 
 def mark_failed(span: Span, error_type: str, text: str | None = None) -> None:
-    """Marks a span as failed. error_type: a status code of gRPC or HTTP, as text."""
     span.set_attribute("error.type", error_type)
     span.set_status(StatusCode.ERROR, text)
 
@@ -167,7 +162,6 @@ class HttpSpans:
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the ASGI application, within a trace span if the path begins with /v1/models or /v2/models."""
         if scope["type"] != "http" or not scope["path"].startswith(_TRACED):
             await self._app(scope, receive, send)
             return
@@ -201,7 +195,6 @@ class OtelTracing:
     stop() once.
 
     Args:
-      protocol: OTLP's transport.
       attributes: this server's resource attributes, beside those of OTEL_RESOURCE_ATTRIBUTES.
     """
 
@@ -216,11 +209,9 @@ class OtelTracing:
 
     @property
     def sampler(self) -> str:
-        """The text by which OpenTelemetry's sampler describes itself; core.edge parses it for the native core."""
         return self._provider.sampler.get_description()
 
     def request(self, name: str) -> AbstractContextManager[None]:
-        """Opens a trace span of the kind "server" for a gRPC request. name: path of the gRPC method."""
         return self._spans.call(name)
 
     def answered(self, requests: Sequence[Mapping[str, Any]]) -> None:

@@ -64,7 +64,6 @@ def request_lines(requests: Requests) -> list[str]:
 
 
 def control_lines(counts: Mapping[tuple[str, str, str], int]) -> list[str]:
-    """Returns the lines of the metric on control requests; counts: by API, model and code."""
     about = "Requests for status, metadata, pages, and changes by the admin port, by canonical code."
     found = [
         ({"api": api, "model": model, "code": code}, count) for (api, model, code), count in sorted(counts.items())
@@ -208,11 +207,6 @@ class VersionStates:
 
 
 def readiness_lines(is_ready: bool, models: Mapping[str, bool]) -> list[str]:
-    """Returns the lines of metrics on readiness, of the server and of each model.
-
-    Args:
-      is_ready: whether the server is ready; models: whether each configured model can answer.
-    """
     about = "Whether load balancers shall send requests to this server: 1, else 0."
     of_model = "Whether a version of a configured model answers: 1, else 0."
     answering = [({"model": name}, models[name]) for name in sorted(models)]
@@ -220,7 +214,6 @@ def readiness_lines(is_ready: bool, models: Mapping[str, bool]) -> list[str]:
 
 
 def core_lines(loaded: Sequence[LoadedServable]) -> list[str]:
-    """Returns the lines of metrics on signatures that the native core does not run."""
     about = "Signatures of the version that no request can run, although the server has their tables or graphs."
     return series(NOT_RUN, about, [(_of(one), len(one.servable.can_not_run)) for one in loaded])
 
@@ -253,7 +246,6 @@ _BY_REASON: Families = (
 
 
 def delta_lines(loaded: Sequence[LoadedServable]) -> list[str]:
-    """Returns the lines of metrics on deltas; none if no version has deltas."""
     found = [(_of(one), one.servable.deltas.status()) for one in loaded if one.servable.deltas is not None]
     if not found:
         return []
@@ -274,7 +266,6 @@ _TOPS = (1, 10, 100, 1000)
 
 
 def hot_rows_lines(loaded: Sequence[LoadedServable]) -> list[str]:
-    """Returns the lines of metrics on the rows that lookups read most; none if the server samples no ids."""
     found = [
         traffic
         for one in loaded
@@ -298,11 +289,6 @@ _INDEX_FAMILIES: Families = (
 
 
 def neighbor_lines(scanned: Mapping[str, int], indexes: Mapping[IndexName, RowIndex]) -> list[str]:
-    """Returns the lines of metrics on searches for nearest rows and on indexes; none before the first search.
-
-    Args:
-      scanned: model -> number of rows that searches compared with their queries.
-    """
     if not scanned:
         return []
     about = "Rows of tables that searches for nearest rows compared with their queries."
@@ -326,7 +312,6 @@ _PAGES_FAMILIES: Families = (
 
 
 def page_lines(counts: PageCounts) -> list[str]:
-    """Returns the lines of metrics on pages of tables; none if the native core has read none."""
     is_used = counts.reads or counts.bytes
     return lines_of("embedding_server_paged_", _PAGES_FAMILIES, [({}, counts)]) if is_used else []
 
@@ -381,7 +366,6 @@ _CACHE_FAMILIES: Families = (
 
 
 def remote_lines(found: RemoteCounts, state: RemoteState) -> list[str]:
-    """Returns the lines of metrics on remote tables; none if no table is remote."""
     lines = _state_lines(state)
     if not found.tables:
         return lines
@@ -437,7 +421,6 @@ def _table(key: tuple[str, int, str]) -> Named:
 
 
 def remote_status(found: RemoteCounts) -> dict[str, Any]:
-    """Returns the counts of reads from remote tables for the status page; an empty dict if no table is remote."""
     if not found.tables:
         return {}
     return {

@@ -23,17 +23,14 @@ class ReloadCounter:
         self._count("taken")
 
     def refused(self) -> None:
-        """Counts a reload of --auth_config that a fault in the file prevented; the former content stays in force."""
         self._count("refused")
 
     @property
     def is_current(self) -> bool:
-        """Whether the last content of the --auth_config file is in force; True without such a file."""
         with self._lock:
             return self._is_current or not any(self._counts.values())
 
     def lines(self) -> list[str]:
-        """Returns the lines of the reload metrics; none if the server has no --auth_config."""
         with self._lock:
             counts, is_current = dict(self._counts), self._is_current
         if not any(counts.values()):
@@ -89,7 +86,6 @@ class TlsCounter:
             return self._ends_s.copy()
 
     def lines(self) -> list[str]:
-        """Returns the lines of metrics on TLS reloads, failed handshakes and certificates; none if no port has TLS."""
         with self._lock:
             ends_s, reloads = self._ends_s.copy(), self._reloads.copy()
         if not ends_s:

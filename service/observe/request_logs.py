@@ -152,11 +152,7 @@ class LogCounts(NamedTuple):
 
 
 class ModelLog:
-    """The request log of one model; implements engine.recording.Recorder. Concurrency: any thread.
-
-    Args:
-      tags: tags of the MetaGraph, which records contain.
-    """
+    """The request log of one model; implements engine.recording.Recorder. Concurrency: any thread."""
 
     def __init__(self, model: str, config: RequestLogConfig, files: RecordFiles, *, tags: tuple[str, ...]) -> None:
         self.rate = config.sampling_rate
@@ -172,7 +168,6 @@ class ModelLog:
         self._thread.start()
 
     def answered(self, version: int, signature_name: str, answered_s: int, log: bytes) -> None:
-        """Queues a log record of a request that the native core has answered."""
         self._put(len(log), lambda: self._metadata(version, signature_name, answered_s) + log)
 
     def note_dropped(self, count: int) -> None:
@@ -180,24 +175,18 @@ class ModelLog:
             self._dropped += count
 
     def counts(self) -> LogCounts:
-        """Returns how many of the requests sampled for the log were written and dropped, and whether an error has ended
-        the log.
-        """
         return LogCounts(self._written, self._dropped, self._is_disabled)
 
     @property
     def is_over(self) -> bool:
-        """Whether the request log has ended: its queue is written and its file is closed."""
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Makes the request log's thread write its queue and close the file; does not wait for it."""
         with self._news:
             self._is_stopped = True
             self._news.notify_all()
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until the request log has ended after stop(), at most timeout_s seconds."""
         self._thread.join(timeout_s)
 
     def _metadata(self, version: int, signature_name: str, answered_s: int) -> bytes:
@@ -282,10 +271,6 @@ class RequestLogs:
     """The running request logs, at most one for each model. Concurrency: any thread.
 
     recorders: model -> recorder; empty if no model has a logging_config.
-
-    Args:
-      tags: tags of the MetaGraph that is served.
-      max_bytes: limit of each prefix, as in RecordFiles.
     """
 
     def __init__(

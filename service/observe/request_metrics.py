@@ -80,7 +80,6 @@ class Requests:
             self.add_failures(subject, code, count)
 
     def take(self, is_wanted: Callable[[Subject], bool]) -> Requests:
-        """Removes the counts of the wanted subjects, and returns them."""
         return Requests(
             {subject: self.successes.pop(subject) for subject in list(self.successes) if is_wanted(subject)},
             {failure: self.failures.pop(failure) for failure in list(self.failures) if is_wanted(failure[0])},
@@ -120,13 +119,9 @@ class Notes(Protocol):
     @property
     def slow_s(self) -> float: ...
 
-    def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
-        """Keeps, for the status page, a request that succeeded and took slow_s seconds or longer."""
-        ...
+    def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None: ...
 
-    def failed(self, subject: Subject, error: BaseException, code: str) -> None:
-        """Keeps a failed request for the status page; code: the canonical code of the request's error."""
-        ...
+    def failed(self, subject: Subject, error: BaseException, code: str) -> None: ...
 
 
 class CoreStatistics(Protocol):
@@ -141,9 +136,6 @@ class CoreStatistics(Protocol):
 
 class RequestCounter:
     """The counter of requests for all models. Concurrency: any thread.
-
-    Args:
-      notes: gets the requests that are slow or fail.
 
     core: counts the requests that the native core answers; None: there is no core, or it has ended.
     """
@@ -162,7 +154,6 @@ class RequestCounter:
         self._lock = threading.Lock()
 
     def finished(self, request: Finished) -> None:
-        """Counts a request that Python has answered, or that it has refused."""
         subject, seconds, run_seconds, rows = request.subject, request.seconds, request.run_seconds, request.rows
         code = "OK" if request.error is None else _code_of(request.error)
         if request.is_control:
@@ -186,12 +177,10 @@ class RequestCounter:
             self._notes.was_slow(subject, seconds, run_seconds, rows)
 
     def control(self) -> dict[tuple[str, str, str], int]:
-        """Returns the numbers of control requests by API, model and code."""
         with self._lock:
             return dict(self._control)
 
     def failures(self) -> Counter[tuple[str, str]]:
-        """Returns the numbers of all requests that failed since the start, control requests too, by model and code."""
         found: Counter[tuple[str, str]] = Counter()
         for (subject, code), count in self.read()[1].failures.items():
             found[subject.model, code] += count
@@ -225,7 +214,6 @@ class RequestCounter:
             self._retired.add(gone.without_version())
 
     def forget(self, model: str) -> None:
-        """Drops all counts of a removed model, also those since the start."""
         with self._lock:
             if self.core is not None:
                 self.core.forget(model)
@@ -296,7 +284,6 @@ class WarmupCounter:
             self._found[model, version, status] = Warmup(path, status, records + (old.records if old else 0), times)
 
     def read(self) -> list[Warmup]:
-        """Returns the counts of warm-up replays for versions still served, sorted by folder and by the final status."""
         with self._lock:
             return sorted(self._found.values(), key=lambda warmup: warmup[:2])
 

@@ -33,15 +33,9 @@ Document = dict[str, Any]
 class Statusz:
     """The functions and counters from which the content of the status page is gathered. Concurrency: any thread.
 
-    version: returns the version of the server.
     requests: returns the counts of requests for versions that are still served.
-    logs: returns the counts of each model's request log.
-    stores: returns the counts of fetches, for each model in an object store.
     clusters: returns the nodes of each cluster with remote tables, and why the cluster can not be reached.
-    core: returns the native core's last counts.
-    data_plane: returns the kind and the state of the data plane.
     remote: returns the counts of reads of remote tables, and of the cache of their rows.
-    files: returns the state of the files that the server reads again while it runs.
     failures: returns the numbers of requests that failed in the last minutes; see history.RecentFailures.
     """
 
@@ -179,7 +173,6 @@ def _requests(counted: Requests) -> list[Document]:
 
 
 def quantile_ms(times: Times, share: float) -> float | None:
-    """Returns a quantile of a histogram of durations, in ms, as quantile_s() does; None without durations."""
     found_s = quantile_s(times.counts, times.limits.limits_s, share)
     return None if found_s is None else found_s * 1e3
 
@@ -208,7 +201,6 @@ def _process() -> Document:
 
 
 def overload(settings: Settings, counts: CoreCounts) -> Document:
-    """Returns the part of the status page on overload: limits, requests in flight, and refusals since the start."""
     refused = {key: count for key, count in sorted(counts.refused.items()) if count}
     models = sorted(counts.held.keys() | counts.waits.keys() | {model for model, _ in refused})
     return {

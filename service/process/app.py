@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
 
 
 def _metrics_paths(file: str) -> tuple[str, ...]:
-    """Returns the HTTP paths of the metrics, from the --monitoring_config_file if there is one; raises StartError."""
     try:
         return metrics_paths(read_monitoring_config(Path(file)) if file else None)
     except ServiceError as error:
@@ -73,7 +73,6 @@ def _metrics_paths(file: str) -> tuple[str, ...]:
 
 
 def open_stores(settings: Settings) -> Stores | None:
-    """Returns the Stores object of the server; None without --store_cache_dir. Raises StartError."""
     if not settings.store_cache_dir:
         return None
     try:
@@ -96,6 +95,17 @@ def open_stores(settings: Settings) -> Stores | None:
         raise StartError(f"--store_cache_dir: {error}") from error
     except OSError as error:
         raise StartError(f"--store_cache_dir={folder} can not be used: {error.strerror}") from error
+
+
+def check_folders(settings: Settings) -> None:
+    """Raises StartError for a file in place of a folder that the server writes; else its first write would fail.
+
+    A folder of journals that can not be written refuses upserts alone.
+    """
+    for name in ("store_cache_dir", "hot_rows_dir", "neighbors_index_dir", "request_log_root"):
+        path = getattr(settings, name)
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise StartError(f"--{name}={path} is a file: name a folder")
 
 
 # Times its own duration that an update is followed by a pause. An update reads the state of all models, and a thousand
@@ -161,11 +171,6 @@ class HealthUpdates:
 class TablePaging:
     """The parts by which the native core reads pages of tables. Concurrency: any thread.
 
-    Args:
-      clusters: the clusters of the core.
-      loaded: returns the loaded versions.
-      batcher: batches graph runs; None: each request runs by itself.
-
     rule: decides how the pages of a version are read. compile: compiles servables for the core.
     """
 
@@ -184,7 +189,6 @@ class TablePaging:
         )
 
     def lines(self) -> list[str]:
-        """Returns the pager's counts as lines of metrics."""
         return page_lines(self._pages.counts())
 
 
@@ -223,6 +227,7 @@ class App:
         self._clusters = Clusters(settings.remote_cache_bytes)
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._health.note, self._clusters)
         self._registry.problem_beside = self._remote.problem
+        check_folders(settings)
         batching, self._stores = batching_of(settings), open_stores(settings)
         batcher = create_batcher(settings, batching.parameters if batching else None)
         paging = TablePaging(settings, self._clusters, self._registry.loaded, batcher)
@@ -244,10 +249,9 @@ class App:
         self._stop, self._stop_watching = asyncio.Event(), threading.Event()
         self._is_complete, self._forced = threading.Event(), asyncio.Event()
         self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
-        self._pages = table_pages(settings)
-        self._verification = table_verification(
-            settings, self._registry.is_available, lambda model: self._models.look_again(model)
-        )
+        is_served = self._registry.is_available
+        self._pages = table_pages(settings, is_served)
+        self._verification = table_verification(settings, is_served, lambda model: self._models.look_again(model))
         self._hot_rows = HotRowsFiles(settings.hot_rows_dir, self._registry.loaded)
         self._tracing = start_tracing(settings)
         loader = replace(

@@ -32,7 +32,6 @@ class BoundPort:
     Args:
       hosts: addresses or names; the port has the same number on all of them.
       port: 0: the port is off, and no socket is bound.
-      flags, wire: names for the text of a StartError.
 
     Raises:
       StartError: the port is in use, or this machine lacks an address.
@@ -61,7 +60,6 @@ class BoundPort:
                 self.number = number = int(one.getsockname()[1])
 
     def listen(self) -> list[socket.socket]:
-        """Listens on the port, and returns its sockets; raises StartError if another process listens there already."""
         for host, one in self._sockets:
             with self._naming(f"{bracketed(host)}:{self.number}"):
                 one.listen(BACKLOG)
@@ -92,14 +90,23 @@ def grpc_port(settings: Settings) -> BoundPort:
 
 
 def check_socket_path(path: str) -> None:
-    """Raises StartError if a server listens on the Unix socket at `path`, or if another file is there.
+    """Raises StartError if no Unix socket can be made at `path`, or a server listens there, or another file is there.
 
     gRPC would replace the socket, and the other server would get no more connections. The socket that a killed server
     has left behind refuses connections, and is replaced.
     """
-    if not path or not os.path.lexists(path):
+    if not path:
         return
     flag = f"--grpc_socket_path={path}"
+    if not os.path.lexists(path):
+        # The core makes the socket when the models are loaded. This one shows at once whether the core can.
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.bind(path)
+            except OSError as error:
+                raise StartError(f"{flag}: {error.strerror or error}. Choose another path.") from error
+        os.unlink(path)
+        return
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         raise StartError(f"{flag}: there is a file that is no socket. Remove it, or choose another path.")
     with socket.socket(socket.AF_UNIX) as probe:
@@ -133,7 +140,6 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 def log_listening(settings: Settings, ports: Ports, admin_port: int | None, *, has_console: bool = True) -> None:
-    """Logs the ports that listen; for a person, as addresses to click on."""
     told = []
     # A browser of this machine can not open an address that stands for all addresses.
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.hosts[0]) or bracketed(settings.hosts[0])

@@ -27,9 +27,6 @@ MAX_ADMIN_CONNECTIONS = 100
 class AdminServer:
     """The HTTP server of the admin routes. Concurrency: event loop only.
 
-    Args:
-      reload_config: as in create_admin_app, with the engine that checks the caller's rights before it.
-
     Raises:
       StartError: its port is in use.
     """
@@ -65,7 +62,6 @@ class AdminServer:
         self._serving = asyncio.create_task(self._server.serve(sockets=self._listeners))
 
     async def stop(self) -> None:
-        """Stops the admin server after it has answered the requests in flight."""
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
@@ -75,7 +71,6 @@ _UPSTREAM_KEEP_ALIVE_S = 3600
 
 
 def create_control_http_server(parts: HttpParts, forwarding: Forwarding, drain_timeout_s: float) -> HttpServer:
-    """Returns the HTTP server in Python for the control requests that the native core forwards; raises StartError."""
     return HttpServer(
         uvicorn_config(
             create_http_app(parts, forwarding),
@@ -92,11 +87,6 @@ def create_control_http_server(parts: HttpParts, forwarding: Forwarding, drain_t
 def create_control_grpc_server(
     settings: Settings, engine: Engine, name: str, access: Access | None, forwarding: Forwarding
 ) -> GrpcServer:
-    """Returns a gRPC server on a Unix socket with an abstract name; it is not started yet.
-
-    Args:
-      access: the callers and their rights; None: everybody may call.
-    """
     return GrpcServer(
         engine,
         abstract_name=name.removeprefix("\0"),

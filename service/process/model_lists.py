@@ -36,7 +36,6 @@ class ModelLists:
             self._file = ConfigFile(Path(settings.model_config_file), settings.load_retry_interval_s)
 
     def first(self) -> tuple[ModelConfig, ...]:
-        """Returns the list of models with which the server starts; raises StartError."""
         configs = self._first()
         if fault := unserved_models(remote_tables(self._settings.remote_tables), [config.name for config in configs]):
             raise StartError(fault)
@@ -103,7 +102,6 @@ class ModelLists:
         self._pinned.pop(model, None)
 
     def pinned(self, model: str) -> int | None:
-        """Returns the version that a model is pinned to; None if it is pinned to none."""
         _, pin = self._pinned.get(model, (None, None))
         is_pinned = pin is not None and any(one.name == model and one.policy is pin for one in self._models.configs)
         return min(pin.versions) if pin is not None and is_pinned else None
@@ -131,7 +129,6 @@ class ModelLists:
         """Replaces the list of models for a request to the admin port; returns the models' names.
 
         Args:
-          engine: checks the caller's rights.
           text: a list in the text form of ModelServerConfig; None: the --model_config_file is read again.
         """
         if text is not None:
@@ -144,12 +141,10 @@ class ModelLists:
         return sorted(model.name for model in models)
 
     def read_again(self) -> None:
-        """Reads the --model_config_file, if the settings name one, and applies it if it has changed. Blocks."""
         if self._file is not None:
             self._file.poll_once(partial(self.reload, origin="operator"))
 
     def watch(self, stop: threading.Event) -> None:
-        """Starts a thread that polls the --model_config_file, if the settings name a file and an interval above 0."""
         interval_s = self._settings.model_config_file_poll_wait_seconds
         if self._file is not None and interval_s > 0:
             reload = partial(self.reload, origin="operator")

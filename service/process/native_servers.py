@@ -52,10 +52,7 @@ class NativeServers:
     """The native core, and the control servers behind it. Concurrency: event loop only, except set_serving.
 
     Args:
-      routes: the publisher to which the registry passes its routes.
-      recent: gets the slow requests.
       on_end: called when the HTTP server behind the core has ended, for any reason.
-      on_damage: called with a model's name when a request finds the model's files damaged.
       on_fault: called with the reason why the server can get no requests any more, and with "" when it can again.
 
     Raises:
@@ -284,7 +281,6 @@ class NativeServers:
             self._grpc.stop(0)
 
     def state(self) -> dict[str, Any]:
-        """Returns the native core's part of the status page: threads and statistics."""
         if self._statistics is not None:
             self._statistics.collect()
         return {

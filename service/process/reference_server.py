@@ -88,7 +88,6 @@ class ReferenceServer:
         return await in_own_thread(partial(self._models.set.stop, settings.drain_timeout_s), "models-stop")
 
     def _open_grpc(self) -> int | None:
-        """Opens the gRPC port on all hosts, and the Unix socket; returns the port's number."""
         settings, number = self._settings, None
         if settings.port != 0:
             number = 0 if settings.port == "auto" else settings.port

@@ -28,7 +28,6 @@ _SPARE = 128
 
 
 def raise_descriptor_limit() -> int:
-    """Raises this process's limit on open files to the largest that the system allows; returns that limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -188,7 +187,6 @@ def handle_signals(
 
 
 async def wait_unless(event: asyncio.Event, seconds: float) -> None:
-    """Waits some seconds, or until the event is set."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
 

@@ -60,7 +60,6 @@ class Rates:
 
     @property
     def ratio(self) -> float:
-        """The whole graph's processor time for a request, divided by the cut signature's."""
         return self.cut / self.whole
 
 
@@ -107,7 +106,6 @@ class _Callers:
         self._runs = max(1, int(3 * _TURN_S / self._seconds(3)))
 
     def rate(self) -> float:
-        """Runs the request again and again in each thread; returns requests per second of processor time."""
         return self._threads * self._runs / self._seconds(self._runs)
 
     def _seconds(self, runs: int) -> float:
@@ -131,16 +129,12 @@ Answer = Callable[[bytes], bytes]
 
 
 def missing_core() -> str:
-    """Returns one sentence if no native core is installed in which a Trial could run graphs, and "" if one is."""
     return "" if has_core() else "the native core, which runs graphs without their lookups, is not installed"
 
 
 class Trial:
     """A version that is opened twice: with lookups taken out of its graphs as the manifest says ("cut"), and with
     whole graphs ("whole"). It needs the native core.
-
-    Args:
-      names: the signatures to open.
 
     signatures: the specs of the named signatures, as the manifest describes them.
     """
@@ -172,7 +166,6 @@ class Trial:
             opened.close()
 
     def can_cut(self, name: str) -> bool:
-        """Says whether lookups could be taken out of a signature's graph, and the native core runs what is left."""
         return name in self._cut.backends and not self.not_run(name)
 
     def not_run(self, name: str) -> str:
@@ -190,7 +183,6 @@ class Trial:
         return compare_runs(self._answer(self._cut, name), self._answer(self._whole, name), encoded, turns=turns)
 
     def outputs(self, name: str, request: Mapping[str, Array]) -> tuple[Outputs, Outputs]:
-        """Runs a request with lookups taken out of its graph, and with the whole graph; returns what each answered."""
         encoded = encode_request(_MODEL, name, request)
         return _outputs(self._answer(self._cut, name), encoded), _outputs(self._answer(self._whole, name), encoded)
 
@@ -239,9 +231,6 @@ def lookup_of(
 ) -> Callable[[Tensors], Array]:
     """Returns the function that looks up one feature's ids in a table as the server does: in the native core, or where
     no core is installed in the reference.
-
-    Args:
-      inputs: the specs of the inputs that the feature reads.
 
     Returns:
       A function of a request; it returns the vectors, and raises InvalidRequest.

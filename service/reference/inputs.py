@@ -54,7 +54,7 @@ def checked(spec: SignatureSpec, inputs: Tensors, *, strict_shapes: bool) -> dic
     result = {name: _checked_tensor(spec.inputs[name], array, spec) for name, array in inputs.items()}
     for names in spec.ragged_names:
         if names.values in result:
-            _check_splits(names, result)
+            _check_splits(names, result, spec)
     if spec.kind == "lookup":
         return result
     if strict_shapes and (faults := [one for name in inputs if (one := _shape_fault(spec.inputs[name], inputs[name]))]):
@@ -133,7 +133,7 @@ def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
     return array
 
 
-def _check_splits(names: RaggedNames, inputs: Tensors) -> None:
+def _check_splits(names: RaggedNames, inputs: Tensors, spec: SignatureSpec) -> None:
     """Raises InputMismatch if the parts of a ragged feature do not fit each other."""
     values, splits, weights = inputs[names.values], inputs[names.row_splits], inputs.get(names.weights)
     if values.ndim != 1 or splits.ndim != 1:
@@ -146,7 +146,11 @@ def _check_splits(names: RaggedNames, inputs: Tensors) -> None:
         )
     for row in np.flatnonzero(splits[1:] < splits[:-1])[:1]:
         raise InputMismatch(f'input "{names.row_splits}": must not decrease, got {splits[row]} then {splits[row + 1]}.')
-    if weights is not None and (weights.ndim != 1 or weights.size not in (0, values.size)):
+    if weights is None:
+        return
+    # An empty array of weights means weight 1 for every id only where it is the input's default.
+    may_be_empty = spec.kind == "predict" or spec.inputs[names.weights].default is not None
+    if weights.ndim != 1 or (weights.size != values.size and (weights.size or not may_be_empty)):
         raise InputMismatch(
             f'input "{names.weights}": expected one weight per id ({values.size}), got {list(weights.shape)}.'
         )

@@ -167,9 +167,6 @@ class TableChanges:
     on_heard: called each time that the listeners know all changes up to a moment, with this moment on time.monotonic().
     applied: deltas and upserts that this server wrote. refused: upserts that the cluster did not take; refusal: why it
     did not take the newest upsert, "" if it did.
-
-    Args:
-      dtype: the table's.
     """
 
     def __init__(self, layout: TableLayout, primaries: Primaries, dtype: str) -> None:
@@ -360,7 +357,6 @@ class TableChanges:
             self._finish(delta, time.monotonic() + _WRITE_S)
 
     def _hold(self, name: str, data: bytes, file: int | str, end_s: float) -> bool:
-        """Stores an upsert, or the ids of a delta file, in the cluster; returns whether the replicas have it."""
         whole = self._layout.record_text(is_whole=True)
         return self._primaries.write([self._script(_HOLD, ["", "held", "files"], whole, name, data, file)], end_s)
 
@@ -470,12 +466,10 @@ class TableChanges:
 
 
 def _name_of_file(delta: Delta) -> str:
-    """Returns the name of a delta file in the hash `held`, which is no upsert's."""
     return f"-{delta.sequence}"
 
 
 def _told_ids(delta: Delta) -> bytes:
-    """Returns the ids of changed rows as the cluster has them; b"", for any row, if there are too many."""
     return np.ascontiguousarray(delta.ids, "<i8").tobytes() if delta.ids.size <= _MOST_IDS else b""
 
 

@@ -147,7 +147,6 @@ class Clusters:
         self.core.set_in_sync([(*node, moment_s + end_s) for node, moment_s in as_of_s.items()])
 
     def refresh(self) -> None:
-        """Asks each Valkey or Redis cluster for its map of hash slots to nodes; blocks."""
         self.core.refresh()
 
     def fill(self, layout: TableLayout, version: int, ids: Array, seconds: float) -> int:

@@ -62,7 +62,6 @@ def fingerprint_text(fingerprint: bytes) -> str:
 
 
 def row_bytes_of(entry: TableEntry) -> int:
-    """Returns the number of bytes of one stored row: its numbers, and for int8 and int4 a float32 scale behind them."""
     columns = stored_columns(entry.dtype, entry.embedding_dim)
     return columns * np.dtype(TABLE_DTYPES[entry.dtype]).itemsize + (4 if entry.scale is not None else 0)
 
@@ -106,20 +105,16 @@ class TableLayout:
 
     @property
     def record(self) -> str:
-        """The Valkey key of the JSON record that has this table's layout and says if all its rows were written."""
         return f"{{es:{_escaped(self.model)}/{_escaped(self.table)}}}{self.fingerprint}"
 
     @property
     def pointer(self) -> str:
-        """The Valkey key of the table's Pointer: a JSON record of the complete and the incomplete fingerprints."""
         return f"{{es:{_escaped(self.model)}/{_escaped(self.table)}}}pointer"
 
     def note(self, name: str) -> str:
-        """Returns the Valkey key with one of the suffixes NOTES, such as "changes", for this table."""
         return f"{self.record}/{name}"
 
     def orders(self, shard: int) -> str:
-        """Returns the key of a shard's Valkey hash `orders`: changed row -> the order number of its last change."""
         return f"{self.tag}{shard:04x}}}orders"
 
     @cached_property
@@ -130,7 +125,6 @@ class TableLayout:
         return f"{self.tag}{block % self.num_shards:04x}}}{block:08x}"
 
     def rows(self, block: int) -> tuple[int, int]:
-        """Returns the range of rows that a block holds: the number of its first row, and of the row behind its last."""
         begin = block * self.block_rows
         return begin, min(begin + self.block_rows, self.vocabulary_size)
 
@@ -155,7 +149,6 @@ class TableLayout:
 
 
 def layout_of_record(text: str) -> TableLayout | None:
-    """Returns the layout of a table from its JSON record; None if the record has another number than LAYOUT."""
     data = json.loads(text)
     if data.pop("layout", None) != LAYOUT:
         return None
@@ -176,7 +169,6 @@ class Pointer:
 
     @staticmethod
     def of(text: str | None) -> Pointer:
-        """Parses the JSON record of a table's fingerprints in a cluster; None, for no record, gives no fingerprints."""
         if text is None:
             return Pointer()
         data = json.loads(text)
@@ -215,7 +207,6 @@ class BlockFile:
             self._parts.append(_Part(artifact, entry.scale, 4))
 
     def bytes_of(self, block: int) -> bytes:
-        """Returns the bytes of a block: its rows, each with its scale behind it."""
         begin, end = self._layout.rows(block)
         parts = [np.frombuffer(part.read(begin, end), np.uint8).reshape(end - begin, -1) for part in self._parts]
         return np.concatenate(parts, axis=1).tobytes()

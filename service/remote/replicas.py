@@ -49,7 +49,7 @@ class Report(NamedTuple):
 
 class Found(NamedTuple):
     """The result of comparing replicas with their primaries. as_of_s: replica -> the moment on time.monotonic() up to
-    which it has all changes of its primary, if this is later than was known.
+    which it has all changes of its primary, if it is another than was known.
 
     is_map_old: whether a node reports another role than the map of slots has for it.
     """
@@ -73,7 +73,6 @@ class Replicas:
         self._gone_s: dict[Node, float] = {}
 
     def compare(self) -> Found:
-        """Compares each replica with its primary; returns what it has found, and notes it in the topology."""
         groups = [group for group in self._topology.groups() if group[1]]
         found = list(self._threads.map(self._of_group, groups))
         as_of_s = {node: moment_s for moments_s, _ in found for node, moment_s in moments_s.items()}
@@ -106,7 +105,7 @@ class Replicas:
             self._primaries[group[0]] = primary
         known, as_of_s = self._primaries.get(group[0]), {}
         for node in group[1]:
-            before = self._reports.get(node)
+            before, known_s = self._reports.get(node), self._topology.as_of_s(node)
             try:
                 own = self._reports[node] = self._report(node)
             except (OSError, redis.RedisError):
@@ -116,15 +115,14 @@ class Replicas:
                 # The node took over, which gives its changes a new history, or has not heard yet that another one did.
                 former = self._primaries.get(node)
                 is_former = is_answered or (former is not None and former.history == own.history)
-                moment_s = float("-inf") if is_former else own.asked_s
+                moment_s = known_s if is_former else max(known_s, own.asked_s)
             else:
-                moment_s = has_all_s(own, before, known, gone_s=gone_s, as_of_s=self._topology.as_of_s(node))
-            if moment_s > self._topology.as_of_s(node):
+                moment_s = has_all_s(own, before, known, gone_s=gone_s, as_of_s=known_s)
+            if moment_s != known_s:
                 as_of_s[node] = moment_s
         return as_of_s, is_old
 
     def _report(self, node: Node) -> Report:
-        """Returns a node's reply to INFO replication; raises OSError, redis.RedisError."""
         kept = self._clients.pop(node, None)
         if kept is not None:
             try:
@@ -161,6 +159,9 @@ def has_all_s(
       gone_s: since when no process listens on the primary's port; None: a process may listen.
       as_of_s: what is known of the replica already.
     """
+    if before is not None and own.offset < before.offset:
+        # The node has started again with what it had saved, or copies another primary.
+        as_of_s = float("-inf")
     if known is None or own.history != known.history or own.offset < known.offset:
         return as_of_s
     if as_of_s < known.asked_s or own.asked_s >= as_of_s + FRESH_S:

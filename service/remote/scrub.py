@@ -110,7 +110,6 @@ class Scrub:
 
     @property
     def problem(self) -> str:
-        """One line on faulty blocks, and what to do; "" without a fault."""
         if self._unreadable:
             return f"its rows can not be compared with the version's files: {self._unreadable}"
         faulty = dict(self._faulty)

@@ -50,11 +50,7 @@ def _system_context() -> ssl.SSLContext:
 
 
 def node_client(address: StoreAddress, node: Node, timeout_s: float, *, is_text: bool = True) -> Any:
-    """Returns a client of one cluster node that does not retry, because its caller can ask other nodes.
-
-    Args:
-      is_text: whether values are str, and not bytes.
-    """
+    """Returns a client of one cluster node that does not retry, because its caller can ask other nodes."""
     retry = Retry(NoBackoff(), 0)
     return _server_client(node, {**_options(address, timeout_s), "decode_responses": is_text, "retry": retry})
 
@@ -112,6 +108,7 @@ _REFRESH_S = 0.1
 _EPOCH_S = 30.0
 # Seconds for which other nodes are asked before a node that failed the regular check look(): until the next check.
 _LOOK_BREAK_S = 2.0
+_LATE = (TimeoutError, redis.TimeoutError)
 
 
 class Reason:
@@ -129,7 +126,7 @@ class Reason:
         if isinstance(error, Unreachable):
             is_refusal = error.reason.is_refusal
         else:
-            is_refusal = not isinstance(error, (TimeoutError, redis.TimeoutError))
+            is_refusal = not isinstance(error, _LATE)
         if is_refusal or not self.is_refusal:
             self.text = str(error) if node is None else f"{node[0]}:{node[1]}: {error}"
             self.is_refusal = is_refusal
@@ -199,7 +196,6 @@ class Topology:
         self._epoch = 0
 
     def holders(self, slot: int) -> tuple[Node, ...]:
-        """Returns the nodes of a hash slot, the primary first, or without the primary if it has failed."""
         place = self._map.by_slot[slot]
         return () if place < 0 else self._map.holders[place]
 
@@ -227,15 +223,12 @@ class Topology:
         return time.monotonic() < self.as_of_s(node) + FRESH_S
 
     def as_of_s(self, node: Node) -> float:
-        """Returns the moment on time.monotonic() up to which a replica is known to have all changes of its primary."""
         return self._as_of_s.get(node, float("-inf"))
 
     def set_as_of_s(self, moments_s: Mapping[Node, float]) -> None:
-        """Notes the moments up to which replicas have all changes of their primaries."""
         self._as_of_s.update(moments_s)
 
     def primary(self, slot: int) -> Node | None:
-        """Returns the primary of a hash slot, whether it answers or not; None if no node of the hash slot is known."""
         place = self._map.by_slot[slot]
         return None if place < 0 else self._map.primaries[place]
 
@@ -243,7 +236,6 @@ class Topology:
         return max((len(replicas) for primary, replicas in self.groups() if primary == node), default=0)
 
     def is_down(self, node: Node) -> bool:
-        """Says whether a cluster node failed so lately that other nodes shall be asked first."""
         until_s = self._down.get(node)
         return until_s is not None and time.monotonic() < until_s
 
@@ -258,7 +250,6 @@ class Topology:
         return list(dict.fromkeys([node for nodes in self._map.holders for node in nodes] + list(self.address.nodes)))
 
     def uncovered(self) -> str:
-        """Returns one line on hash slots without nodes, or whose nodes have all failed lately; "" if there are none."""
         failed = f"; dead: {_named(self._map.failed)}" if self._map.failed else ""
         if -1 in self._map.by_slot:
             return f"{self._map.by_slot.count(-1)} slots of {self.address} have no node{failed}"
@@ -319,14 +310,18 @@ class Topology:
                 self.failed(node, _LOOK_BREAK_S)
         return self.uncovered()
 
-    def refresh(self, end_s: float) -> None:
-        """Reads the map of hash slots from any node, unless the map is fresh; raises Unreachable if no node answers."""
+    def refresh(self, end_s: float, first: Node | None = None) -> None:
+        """Reads the map of hash slots from any node, `first` before others, unless the map is fresh.
+
+        Raises:
+          Unreachable: no node answers.
+        """
         with self._changing:
             if time.monotonic() < self._asked_s + _REFRESH_S:
                 return
             why = Reason("no node was asked")
             best: _Told | None = None
-            nodes = self.all_nodes()
+            nodes = dict.fromkeys([*filter(None, [first]), *self.all_nodes()])
             for node in sorted(nodes, key=self.is_down):
                 left_s = end_s - time.monotonic()
                 if left_s <= 0 or (best is not None and self.is_down(node)):
@@ -338,7 +333,9 @@ class Topology:
                     told = _ask_for_map(self.address, node, left_s)
                 except (OSError, redis.RedisError) as error:
                     why.note(error, node)
-                    self.failed(node)
+                    # If the caller has less time than a node needs, a late answer says nothing about the node.
+                    if left_s >= self.address.node_timeout_s or not isinstance(error, _LATE):
+                        self.failed(node)
                     continue
                 if told.epoch < self._epoch and time.monotonic() < self._asked_s + _EPOCH_S:
                     # The node was frozen, or is cut off from the others: it does not know which nodes took over
@@ -492,6 +489,8 @@ class Primaries:
     def _run(
         self, commands: Sequence[Command], end_s: float, *, has_copies: bool, is_read: bool = False
     ) -> tuple[list[Any], bool, float]:
+        # A node that names another node for a slot has a newer map of slots than this server.
+        moved_by: Node | None = None
         answers: dict[int, Any] = {}
         asking: dict[int, Node] = {}
         is_copied, as_of_s, why = True, float("inf"), Reason("no node of the slot is known")
@@ -510,8 +509,11 @@ class Primaries:
                     is_replica = not asks and node != self._topology.primary(chosen[0].slot)
                     asked_s = self._topology.as_of_s(node) if is_replica else time.monotonic()
                     kind = (node, is_read, is_replica)
+                    if end_s <= time.monotonic():
+                        why.note(TimeoutError("timed out"), node)
+                        raise Unreachable(why)
                     try:
-                        found, has_all = self._ask(kind, chosen, asks, has_copies, end_s)
+                        found, has_all = self._ask(kind, chosen, asks, has_copies)
                     except (redis.RedisError, OSError) as error:
                         self._drop(*kind)
                         if is_read and self._topology.num_replicas(node):
@@ -528,6 +530,8 @@ class Primaries:
                             # is read again.
                             if type(answer) is redis.exceptions.AskError:
                                 asking[place] = (answer.host or node[0], answer.port)
+                            elif isinstance(answer, redis.exceptions.MovedError):
+                                moved_by = node
                         else:
                             raise Refused(f"{node[0]}:{node[1]}: {answer}")
             if len(answers) == len(commands):
@@ -536,23 +540,18 @@ class Primaries:
                 raise Unreachable(why)
             time.sleep(_PAUSE_S)
             try:
-                self._topology.refresh(end_s)
+                self._topology.refresh(end_s, moved_by)
             except Unreachable as error:
                 why.note(error)
                 raise Unreachable(why) from error
 
     def _ask(
-        self, kind: tuple[Node, bool, bool], commands: Iterable[Command], asks: bool, has_copies: bool, end_s: float
+        self, kind: tuple[Node, bool, bool], commands: Iterable[Command], asks: bool, has_copies: bool
     ) -> tuple[list[Any], bool]:
         """Returns a Valkey node's replies to commands, errors included, and whether all its known replicas have the
         writes.
-
-        Args:
-          kind: of the client, see _clients.
         """
         node, _, is_replica = kind
-        if end_s <= time.monotonic():
-            raise TimeoutError("timed out")
         # A pipeline uses one connection, so the command WAIT at its end waits for the replication of its own writes.
         with self._client(*kind).pipeline(transaction=False) as pipe:
             if is_replica:

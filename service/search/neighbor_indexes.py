@@ -91,7 +91,6 @@ class _Vectors:
         self._random = random.Random(0)
 
     def add(self, vectors: Array) -> bool:
-        """Adds vectors to the sample; says whether the index is to be tuned again."""
         for vector in vectors[:_ADDED_VECTORS]:
             self._num_seen += 1
             if len(self.sample) < _SAMPLED_VECTORS:
@@ -124,7 +123,6 @@ class NeighborIndexes:
         self._vectors: WeakKeyDictionary[Files, dict[IndexName, _Vectors]] = WeakKeyDictionary()
 
     def of(self, servable: Servable, table: SearchedTable, metric: Metric) -> RowIndex | None:
-        """Returns a table's nearest-row index for a metric; None if there is none, or if it is not built yet."""
         name = IndexName(servable.name, servable.version, table.info.name, metric)
         future = self._kept.get(servable.files, {}).get(name) if self._is_wanted(servable, table) else None
         return future.result() if future is not None and future.done() and not future.cancelled() else None

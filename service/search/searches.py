@@ -247,7 +247,6 @@ class Searches:
             self._scanned.pop(key, None)
 
     def rows_scanned(self) -> Mapping[str, int]:
-        """Returns model -> number of rows with which searches have compared their queries."""
         totals: Counter[str] = Counter()
         for (_, model), count in self._scanned.copy().items():
             totals[model] += count

@@ -73,7 +73,6 @@ class Cache:
         os.close(self._lock_file)
 
     def folder_of(self, model: str, uri: str) -> Path:
-        """Makes and returns the cache folder of a model; no other model or URI has the same folder."""
         digest = hashlib.sha256(f"{model}\n{uri}".encode()).hexdigest()[:16]
         name = re.sub(r"[^A-Za-z0-9_-]", "_", model)[:50]
         path = self.folder / f"{name}-{digest}"
@@ -137,7 +136,6 @@ class Cache:
 
 
 def num_bytes_of(folder: Path) -> int:
-    """Returns the total size of all files below a folder, in bytes; files that vanish meanwhile are not counted."""
     total = 0
     for parent, _, files in os.walk(folder):
         for name in files:
@@ -189,7 +187,6 @@ class Progress:
         return self._steps.get((one.path, one.tag), Step()) if one.tag else Step()
 
     def note(self, one: StoredObject, step: Step) -> None:
-        """Writes to the progress file how many bytes of an object are synced to the disk; raises OSError."""
         self._steps[one.path, one.tag] = step
         with self._path.open("ab") as file:
             # A newline is written before a line of the progress file, too, because the file may end with an incomplete
@@ -228,11 +225,9 @@ class Fetch:
     Concurrency: one thread calls bring(); any thread may read the attributes.
 
     Args:
-      name: the version's folder below the store's URI.
       target: the local folder of the version once it is complete; staging: the folder that holds it until then.
       has_settled: takes the listing of a version whose manifest is missing or lists no files; says whether the upload
         is over.
-      is_stopped: says whether the attempt shall end.
     """
 
     def __init__(
@@ -297,7 +292,6 @@ class Fetch:
         return Outcome.STAGED
 
     def _drop_outdated(self, listed: Record) -> None:
-        """Removes partly fetched files of objects that changed in the store, and records the new listing."""
         before = read_record(self._staging) or {}
         outdated = [self._staging / path for path in before if before[path] != listed.get(path)]
         for path in filter(Path.exists, outdated):
@@ -419,7 +413,6 @@ def _without_deltas(record: Record) -> Record:
 
 
 def read_record(folder: Path) -> Record | None:
-    """Reads a version folder's file RECORD: path -> size and ETag of each object fetched into it; None without it."""
     try:
         record = json.loads((folder / RECORD).read_bytes())
     except (OSError, ValueError):
@@ -428,7 +421,6 @@ def read_record(folder: Path) -> Record | None:
 
 
 def _verify(folder: Path, what: str) -> None:
-    """Compares the tables of a fetched version with the checksums in its manifest; raises ArtifactError."""
     manifest = Manifest.read(folder)
     if manifest is None:
         return
@@ -450,7 +442,6 @@ def _masked_of(path: Path, offset: int, nbytes: int) -> int:
 
 
 def _crc_of(file: IO[bytes], offset: int, nbytes: int) -> int | None:
-    """Returns the CRC-32C of bytes of a file; None if the file ends before them."""
     found = 0
     file.seek(offset)
     while nbytes and (chunk := file.read(min(nbytes, _CHUNK_BYTES))):

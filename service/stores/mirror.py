@@ -22,7 +22,7 @@ from service.artifact.files import remove_folder, restore_folders
 from service.errors import ArtifactError, NotReady, ServiceError
 from service.stores.fetch import Cache, Fetch, Outcome, bring_deltas, read_record
 from service.stores.object_store import ObjectStore, StoredObject, StoreError
-from service.versions.model_config import find_versions, same_number, version_number
+from service.versions.model_config import find_versions, same_number, unserved, version_number
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,6 @@ class Listing:
 
 
 def wait_s(attempts: int, poll_s: float) -> float:
-    """Returns the seconds between a failed attempt to read the store and the next one."""
     return jittered(min(_FIRST_WAIT_S * 2 ** (attempts - 1), _MAX_WAIT_S, max(poll_s, _FIRST_WAIT_S)))
 
 
@@ -157,8 +156,6 @@ class _Job:
 
 
 class Arrival:
-    """The watcher of a version until all its files are fetched from the object store."""
-
     def __init__(self, mirror: Mirror, version: int, folder: Path) -> None:
         self.folder = folder
         self._mirror = mirror
@@ -169,7 +166,6 @@ class Arrival:
         return fingerprint(self.folder)
 
     def is_complete(self) -> bool:
-        """Says whether all files of the version are in its local folder. May start a fetch or raise as Mirror.has."""
         return self._mirror.has(self._version)
 
 
@@ -256,7 +252,6 @@ class Mirror:
                 self._begin(version)
 
     def _begin(self, version: int) -> _Job:
-        """Starts an attempt to fetch a version; if the cache has the version, an attempt to compare it."""
         before = self._jobs.get(version)
         job = _Job(attempts=0 if before is None or before.error is None else before.attempts)
         if before is not None and before.state == "INCOMPLETE":
@@ -292,7 +287,7 @@ class Mirror:
 
     def unserved(self, found: Collection[int]) -> str:
         if found:
-            return f"none of the versions it is configured for is in {self.store.uri}"
+            return unserved(self.store.uri, found)
         return f"no version folder (an integer name such as 1) below {self.store.uri}"
 
     def arrival(self, version: int, path: Path) -> Arrival:
@@ -451,9 +446,6 @@ class Mirror:
 
 class Stores:
     """The mirrors of one server's models, which share one cache folder. Concurrency: any thread.
-
-    Args:
-      poll_s, settle_s: as in Mirror.
 
     Raises:
       OSError, CacheInUse: the cache folder can not be used.

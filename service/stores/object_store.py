@@ -191,7 +191,8 @@ def _store_error(error: Exception) -> StoreError:
         return StoreError(errno.EACCES, f"the store denies access: {_one_line(error)}")
     if isinstance(error, FileNotFoundError):
         return StoreError(errno.ENOENT, "an object is not there any more")
-    return StoreError(errno.EIO, f"the store can not be read: {_one_line(error)}")
+    needs = "; http:// needs AWS_ALLOW_HTTP=true" if "http://" in text and "builder error" in text else ""
+    return StoreError(errno.EIO, f"the store can not be read: {_one_line(error)}{needs}")
 
 
 def _one_line(error: Exception) -> str:
@@ -199,5 +200,6 @@ def _one_line(error: Exception) -> str:
     queries, which may hold secrets.
     """
     text = str(error).partition("\nDebug source")[0]
-    text = re.sub(r"\?\S*", "", " ".join(text.split()))
+    # A duration would make each repetition of the same error look like another one, and the log would repeat it.
+    text = re.sub(r"\?\S*| in [0-9.]+(?:ns|µs|ms|s)\b", "", " ".join(text.split()))
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"

@@ -43,12 +43,10 @@ class OpenedLookups:
     """The tables, vocabularies, completed signatures and lookup backend that a manifest adds to a SavedModel.
 
     signatures: every signature of the SavedModel, now with kinds, optional inputs, id ranges, vocabularies and shapes.
-    files: the mapped files of the tables and vocabularies.
     remote: the tables that lie in clusters, and are not among tables.
     keys: table -> keys of its rows, for tables with vocabularies.
     faults: why a signature does not fit its description in the manifest, by name; such a signature stays as the
       SavedModel has it.
-    paging: how the native core reads the tables' pages.
     """
 
     tables: Mapping[str, MappedTable]
@@ -76,10 +74,6 @@ def open_lookups(
     remote: Mapping[str, RemoteTable] = MappingProxyType({}),
 ) -> OpenedLookups:
     """Maps the tables of an artifact and describes its lookup signatures.
-
-    Args:
-      signatures: as read from the artifact's saved_model.pb.
-      remote: the tables that lie in clusters, by name; they are not mapped.
 
     Raises:
       ArtifactError: manifest and files do not agree.
@@ -112,7 +106,6 @@ def open_lookups(
 
 
 def _by_feature(manifest: Manifest, vocabularies: Mapping[str, OpenedVocabulary]) -> dict[str, OpenedVocabulary]:
-    """Returns feature -> vocabulary; features of one table with the same vocabulary share a count of unknown keys."""
     views: dict[tuple[str, str], OpenedVocabulary] = {}
     by_feature = {}
     for name, feature in manifest.features.items():

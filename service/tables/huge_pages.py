@@ -29,7 +29,7 @@ import os
 import statistics
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,6 +141,10 @@ _TRIAL, _SLOW_S = 12, 0.010
 # Shortest pause in seconds after each chunk of a file, in which other threads get the interpreter's lock and the
 # kernel's lock on the memory map.
 _BREAK_S = 0.0005
+# A chunk is written to disk in parts of _PART_BYTES. After each part, and after each look whether a chunk is in memory,
+# this thread sleeps for _PART_BREAK_S seconds. A thread that never sleeps keeps a processor for some ms from threads
+# that answer requests, and one system call that writes a whole chunk keeps it for 1.4 ms.
+_PART_BYTES, _PART_BREAK_S = HUGE_BYTES // 8, 0.00005
 _LOOK_S, _PATIENCE_S, _PROGRESS_S = 0.05, 600.0, 5.0
 
 
@@ -235,7 +239,10 @@ class HugePages:
                 chunks = [_Chunk(descriptor, offset, address + offset) for offset in offsets]
                 # All chunks are checked for being in memory before any is read: with each chunk the kernel reads ahead
                 # into the next, which would then wrongly count as having been in memory.
-                were_there = [chunk.is_in_memory() for chunk in chunks]
+                were_there = []
+                for chunk in chunks:
+                    were_there.append(chunk.is_in_memory())
+                    self._sleep(_PART_BREAK_S)
                 for chunk, was_there in zip(chunks, were_there, strict=True):
                     self._check_going_on(files)
                     self._make_chunk(chunk, was_there, table, work)
@@ -292,10 +299,12 @@ class HugePages:
     def _read_again(self, chunk: _Chunk, table: PageTable) -> tuple[bool, float]:
         """Reads a chunk of a file again, into a huge page; returns whether this worked, and the seconds of the read."""
         seconds = 0.0
-        for attempt in range(_ATTEMPTS):
-            # All attempts but the first write the chunk to disk before they drop its pages, because the page cache does
-            # not drop unwritten pages.
-            chunk.drop(is_written_back=attempt > 0)
+        for _ in range(_ATTEMPTS):
+            # The page cache does not drop pages that are not written to disk yet, such as those of a version that was
+            # just copied here.
+            for _ in chunk.write_back():
+                self._sleep(_PART_BREAK_S)
+            chunk.drop()
             started_s = self._clock()
             chunk.populate()
             seconds = self._clock() - started_s
@@ -356,9 +365,13 @@ class _Chunk:
         LIBC.madvise(self.address + int(pages.argmax()) * mmap.PAGESIZE, mmap.PAGESIZE, POPULATE_READ)
         return _look(table, self.address, HUGE_BYTES) == HUGE_BYTES
 
-    def drop(self, *, is_written_back: bool) -> None:
-        if is_written_back:
-            LIBC.sync_file_range(self.descriptor, self.offset, HUGE_BYTES, _WRITE_BACK)
+    def write_back(self) -> Iterator[None]:
+        """Writes the chunk to disk in parts; yields after each."""
+        for begin in range(0, HUGE_BYTES, _PART_BYTES):
+            LIBC.sync_file_range(self.descriptor, self.offset + begin, _PART_BYTES, _WRITE_BACK)
+            yield
+
+    def drop(self) -> None:
         LIBC.madvise(self.address, HUGE_BYTES, DONT_NEED)
         # If the file system can not drop pages from the page cache, the error is ignored: the chunk of the file just
         # does not become a huge page.

@@ -33,12 +33,10 @@ class FeaturePlan:
     ids_rank: int | None = 1
 
     def read_counts(self, ids: int, missing: int) -> TableCounts:
-        """Returns what a lookup of `ids` ids, `missing` of them without a row, adds to the table's counts."""
         read = ids if self.feature.on_bad_id in _READ_INSTEAD else ids - missing
         return TableCounts(ids, missing, 0, max(read, 0) * self.table.row_bytes)
 
     def feature_ids(self, ids: int, missing: int) -> FeatureIds:
-        """Returns what a lookup of `ids` ids adds to the feature's counts, if `missing` of the ids have no row."""
         return FeatureIds(ids, missing, missing if self.feature.on_bad_id in _READ_INSTEAD else 0)
 
 
@@ -59,11 +57,6 @@ def signature_plan(
     tables: Mapping[str, MappedTable | RemoteTable],
     rules: LookupRules,
 ) -> SignaturePlan:
-    """Returns the plan of a lookup signature from its manifest entry and the tables.
-
-    Args:
-      feature_tables: feature -> table name.
-    """
     dtypes = {part: rule.dtype for rule in rules.outputs.values() for part in rule.parts}
     features = {
         name: FeaturePlan(lookup, tables[feature_tables[name]], dtypes.get(name, "float32"), rules.ids_ranks[name])

@@ -24,12 +24,8 @@ if TYPE_CHECKING:
 class RemoteTable:
     """A [V, D] table whose rows lie in a Valkey or Redis cluster. Concurrency: any thread; reads block.
 
-    Args:
-      core: the table in the native core, which reads its rows.
-
     row_bytes: as of the same table mapped. layout, address: where its rows lie.
     default_rows: rows to return in place of rows that can not be read. Empty: such a read fails.
-    changes: writes changed rows into the cluster.
     """
 
     __slots__ = ("__weakref__", "address", "changes", "core", "default_rows", "info", "layout", "row_bytes")
@@ -83,7 +79,6 @@ class RemoteTable:
             raise id_out_of_range("ids", int(ids[bad[0]]), int(bad[0]), self.info.vocabulary_size)
 
     def _small(self, distinct: Array, default_row: int | None) -> MappedTable:
-        """Returns a small table of the given rows of the remote table, or of one row of zeros if no row is given."""
         columns = stored_columns(self.info.dtype, self.info.embedding_dim)
         dtype = np.dtype(TABLE_DTYPES[self.info.dtype])
         octets = self._read(distinct, default_row) if distinct.size else np.zeros((1, self.row_bytes), np.uint8)

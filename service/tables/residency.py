@@ -69,9 +69,6 @@ class Residency:
     ) -> None:
         """Reads, locks or advises the kernel on the memory pages of tables, as the settings say. Blocks; any thread.
 
-        Args:
-          hot: table -> ids of rows that are read into memory.
-
         Raises:
           ArtifactError: the system refuses a required lock.
         """
@@ -125,7 +122,6 @@ class Residency:
 
 
 def _pages(weights: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Returns address and size in bytes of an array's memory, extended down to the begin of its first page."""
     begin = weights.ctypes.data & -mmap.PAGESIZE
     end = weights.ctypes.data + weights.nbytes
     return begin, end - begin

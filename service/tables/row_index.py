@@ -172,9 +172,6 @@ def tune_index(
 
     Queries unlike the rows, such as users against films, need more lists than the rows themselves.
 
-    Args:
-      index: the index that is tuned; it stays as it is. search, num_rows: as for build_index.
-
     Returns:
       None if a search would have to read too many lists.
     """
@@ -205,7 +202,6 @@ def _members(lists: Array, count: int) -> tuple[Array, Array]:
 
 
 def _true_neighbors(wanted: RowSearch, search: Callable[[RowSearch], Nearest], num_rows: int) -> list[set[int]]:
-    """Returns the ids of the rows that are nearest to each query, found by comparing all rows, part by part."""
     best = Nearest(np.empty((len(wanted.queries), 0), np.int64), np.empty((len(wanted.queries), 0), np.float32))
     for at in range(0, num_rows, _COMPARED_ROWS):
         part = np.arange(at, min(at + _COMPARED_ROWS, num_rows), dtype=np.int64)

@@ -74,15 +74,10 @@ class MappedTable:
         return out
 
     def changed_rows(self) -> Array:
-        """Returns the ids of the rows that deltas have written since the version was loaded: [N] int64, ascending."""
         return _NO_IDS if self.changed is None else np.flatnonzero(self.changed)
 
     def nearest(self, search: RowSearch) -> Nearest:
-        """Returns the rows that are nearest to each query, as versions.neighbors declares; compares all rows.
-
-        Raises:
-          DeadlineExceeded: the search took too long.
-        """
+        """Compares all rows, as versions.neighbors declares; raises DeadlineExceeded."""
         if self.info.dtype == "float64":
             return self._nearest_rounded(search)
         return self._nearest_of(self.place, search)
@@ -147,7 +142,6 @@ def open_tables(
 
     Args:
       guarded: maps the files; callers check its mark after they read tables.
-      left_out: names of tables that are not mapped.
 
     Raises:
       ArtifactError: manifest, index and file sizes differ, or a table can not be mapped; the message names the table

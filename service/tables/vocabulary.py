@@ -125,7 +125,6 @@ class StringVocabulary(_Vocabulary):
         return self._found(keys, self._empty_id, (self._oov[0], *_ONLY_KEYS))[0]
 
     def _found(self, keys: Array, empty_id: int, oov: tuple[int, int, int, int]) -> tuple[Array, int | None]:
-        """Returns the row ids of keys, and the position of the first unknown key."""
         flat = keys.reshape(-1).tolist()
         try:
             joined = b"".join(flat)
@@ -172,13 +171,7 @@ class IntegerVocabulary(_Vocabulary):
         super().__init__(entry, keys.size)
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
-        """Maps int64 or int32 keys to int64 row ids of the same shape.
-
-        An unknown key gets the row of its OOV bucket, or the OOV row, or -1 if it is to be dropped.
-
-        Raises:
-          IdOutOfRange: a key is unknown, and the vocabulary refuses unknown keys.
-        """
+        """Maps int64 or int32 keys to int64 row ids of the same shape."""
         ids, unknown = self._found(keys, self._oov)
         if unknown is not None and self._refuses and not self._is_hashed:
             raise _unknown(input_name, str(keys.reshape(-1)[unknown]), unknown, f"{self._size} integers")
@@ -217,11 +210,7 @@ OpenedVocabulary = StringVocabulary | IntegerVocabulary
 def open_vocabularies(
     artifact: Path, manifest: Manifest, guarded: GuardedFiles | None = None
 ) -> dict[str, OpenedVocabulary]:
-    """Maps the vocabulary files of an artifact and indexes their keys; raises ArtifactError naming the file.
-
-    Args:
-      guarded: maps the files; callers check its mark after they read them.
-    """
+    """Maps the vocabulary files of an artifact and indexes their keys; raises ArtifactError naming the file."""
     guarded = guarded or GuardedFiles()
     return {
         name: _open(artifact / entry.file, entry, guarded) if entry.file else _hashed(entry)
@@ -292,15 +281,7 @@ class TableKeys:
         self._vocabularies = vocabularies
 
     def ids_of(self, keys: Array, feature: str) -> Array:
-        """Returns [N] int64 ids of [N] keys; an unknown key is an error, whatever a lookup reads for it.
-
-        Args:
-          feature: the feature whose vocabulary has the keys; "" if the table has only one vocabulary.
-
-        Raises:
-          InputMismatch: the feature has no vocabulary, or keys of another dtype.
-          IdOutOfRange: a key is not in the vocabulary.
-        """
+        """Returns [N] int64 ids of [N] keys; an unknown key is an error, whatever a lookup reads for it."""
         chosen = self._named(feature) or self._only()
         if chosen is None:
             if self._vocabularies:
@@ -326,16 +307,12 @@ class TableKeys:
         """Returns the keys (bytes or int) of ids of any shape; None for an id without a key.
 
         Returns None if no feature is named and the table has not exactly one vocabulary with keys.
-
-        Raises:
-          InputMismatch: the feature has no vocabulary.
         """
         chosen = self._named(feature) or self._only()
         return None if chosen is None or not chosen.has_keys else chosen.keys_of(ids)
 
     @property
     def labels(self) -> RowLabels | None:
-        """The keys as labels of their rows, if the table has one vocabulary, of strings; else None."""
         chosen = self._only()
         if not isinstance(chosen, StringVocabulary) or not chosen.has_keys:
             return None

@@ -95,7 +95,6 @@ class TableTraffic:
     features: Mapping[str, FeatureIds] = field(default_factory=dict)
 
     def top_share(self, count: int) -> float:
-        """Returns the estimated share of a table's lookups that read one of its `count` hottest rows."""
         return min(sum(row.share for row in self.rows[:count]), 1.0)
 
 

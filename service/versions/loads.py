@@ -125,7 +125,6 @@ Load = Callable[[str, int, Path], Servable]
 class LoadRules:
     """The rules for loading versions, which are the same for all models: loader, retries and timeouts.
 
-    load: reads a version folder into a servable; raises ServiceError.
     max_retries: how often a version that failed by a fault of its folder is tried again, retry_interval_s apart.
     settle_s: how long a folder without a manifest must not have changed before the version is loaded.
     clock, wall_clock: seconds; clock is monotonic, wall_clock is the file system's.
@@ -302,7 +301,6 @@ class VersionLoads:
 
     @property
     def has_hanging(self) -> bool:
-        """Whether a load still hangs after it was given up at its timeout."""
         return any(not attempt.is_over for attempt in tuple(self._late.values()))
 
     def is_hanging(self, version: int) -> bool:

@@ -23,13 +23,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, get_args
 
-from service.errors import ArtifactError, InvalidRequest, PermissionDenied, ServiceError
+from service.errors import ArtifactError, InvalidRequest, PermissionDenied, ServiceError, listed
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The policy that serves the num_versions versions with the largest numbers."""
-
     num_versions: int = 1
 
 
@@ -40,8 +38,6 @@ class All:
 
 @dataclass(frozen=True, slots=True)
 class Specific:
-    """The policy that serves the listed versions, as far as they are on disk."""
-
     versions: frozenset[int]
 
 
@@ -67,6 +63,7 @@ def wanted_versions(policy: VersionPolicy, found: Iterable[int]) -> list[int]:
 
 PLATFORM = "tensorflow"
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9.]*://")
+_READ = "this server reads mounted folders, and s3://, gs:// and az://"
 _IN_STORE = re.compile(r"(s3|gs|az)://[^/]+(/.*)?")
 
 
@@ -98,9 +95,7 @@ class ModelConfig:
     """The configuration of one model: name, base path, policy of versions, labels and request log.
 
     base_path: absolute folder of the model's versions, or a URI of an object store.
-    labels: label -> version.
     platform: "" if the list of models names none for the model.
-    request_log: from the model's logging_config; None without one.
     remote_tables: TABLE=ADDRESS of each table that is read from a cluster.
     origin: who chose the base path.
     """
@@ -119,7 +114,6 @@ class ModelConfig:
         return UNTOLD if self.origin == "client" else reason
 
     def told_error(self, error: ServiceError) -> ServiceError:
-        """Returns the error of a version that can not be loaded, as clients may see it."""
         return ArtifactError(UNTOLD) if self.origin == "client" else error
 
 
@@ -133,11 +127,7 @@ def is_in_store(base_path: str) -> bool:
 
 
 def check_list(configs: Sequence[ModelConfig], *, has_stores: bool = False) -> None:
-    """Checks a list of models: raises InvalidRequest for missing or repeated names, and for unsupported base paths.
-
-    Args:
-      has_stores: whether base paths may lie in object stores.
-    """
+    """Checks a list of models: raises InvalidRequest for missing or repeated names, and for unsupported base paths."""
     names: set[str] = set()
     for config in configs:
         if config.name in names:
@@ -154,10 +144,7 @@ def check_list(configs: Sequence[ModelConfig], *, has_stores: bool = False) -> N
                 )
             continue
         if _URI.match(config.base_path):
-            raise InvalidRequest(
-                f"Model {config.name}: base_path {config.base_path} is a URI; this server reads mounted folders, and "
-                "s3://, gs:// and az://"
-            )
+            raise InvalidRequest(f"Model {config.name}: base_path {config.base_path} is a URI; {_READ}")
         if not config.base_path.startswith("/"):
             raise InvalidRequest(
                 f"Expected model {config.name} to have an absolute path or URI; got base_path()={config.base_path}"
@@ -246,7 +233,6 @@ def find_all_folders(base_path: Path) -> dict[int, list[Path]]:
 
 
 def same_number(folders: Sequence[str]) -> str:
-    """Returns one line that says which of several folders for one version number is read, the last one."""
     *others, read = folders
     return f"folder {read} is read, and {', '.join(others)} is not: their names are the same number; remove one"
 
@@ -278,13 +264,14 @@ def fault_of(config: ModelConfig) -> str:
 
 
 def unreadable(base_path: str, error: OSError) -> str:
-    """Returns one line for a base path that can not be listed: the error, and the folder that was probably meant."""
     path = Path(base_path)
     if (uri := _STORE_URI.search(base_path)) and not os.path.exists(base_path[: uri.end("scheme") + 1]):
-        told = f"cannot read its folder {uri['scheme']}://{uri['rest']}: it is a URI, and only mounted folders are read"
+        if (scheme := uri["scheme"].lower()) in ("s3", "gs", "az"):
+            return f"cannot read {base_path}: a place in an object store is written {scheme}://BUCKET/PLACE"
+        told = f"cannot read the folder {uri['scheme']}://{uri['rest']}: it is a URI; {_READ}"
         meant = Path("/", uri["rest"])
         return told + (_meant([meant]) if uri["scheme"] == "file" and holds_versions(meant) else "")
-    told = f"cannot read its folder {base_path}: {error.strerror}"
+    told = f"cannot read the folder {base_path}: {error.strerror}"
     if isinstance(error, FileNotFoundError):
         return told + _meant(_near(path))
     if os.path.isfile(path):
@@ -295,13 +282,10 @@ def unreadable(base_path: str, error: OSError) -> str:
 
 
 def unserved(base_path: str, found: Collection[int]) -> str:
-    """Returns one line that says why a base path, which can be listed, has no version that the model's policy wants.
-
-    Args:
-      found: the versions in it.
-    """
+    """Returns one line that says why a base path, which can be listed, has no version that the model's policy wants."""
     if found:
-        return f"none of the versions it is configured for is in {base_path}"
+        there = listed([str(version) for version in sorted(found)])
+        return f"none of the versions in model_version_policy is in {base_path}, which has {there}"
     path = Path(base_path)
     told = f"no version folder (an integer name such as 1) in {base_path}"
     if _is_saved_model(path):
@@ -351,7 +335,6 @@ def _meant(folders: Iterator[Path] | list[Path]) -> str:
 
 
 def holds_versions(folder: Path) -> bool:
-    """Says whether a folder has the folder of a version, which holds a SavedModel."""
     return any(_is_number(each.name) and _is_saved_model(each) for each in _folders(folder))
 
 
@@ -361,7 +344,6 @@ def _is_saved_model(folder: Path) -> bool:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Returns the subfolders among a folder's first _MAX_ENTRIES entries, sorted by name; [] if it can not be read."""
     try:
         with os.scandir(path) as entries:
             return sorted(Path(entry.path) for entry in islice(entries, _MAX_ENTRIES) if entry.is_dir())
@@ -392,9 +374,6 @@ class ClientFolders:
 
         A model keeps its base path and its file of requests. Another base path must lie in a folder that holds a served
         model already, or below model_root; another file of requests must lie below request_log_root.
-
-        Args:
-          served: name -> the model that is served under it now.
         """
         for config in new:
             old = served.get(config.name)
@@ -431,9 +410,6 @@ def with_origin(
     """Returns a list of models in which each model says who chose its base path.
 
     A model whose base path stays the same keeps its origin, unless a more trusted one lists the model now.
-
-    Args:
-      origin: of the new list.
     """
     found = []
     for model in models:
@@ -445,7 +421,6 @@ def with_origin(
 
 
 def _folder_of(base_path: str) -> str:
-    """Returns the folder that holds a base path; "" if that is the root of the file system, which holds everything."""
     folder = posixpath.dirname(base_path.rstrip("/"))
     if is_in_store(base_path):
         return folder if is_in_store(folder) else ""

@@ -64,7 +64,7 @@ _NO_FOLDER = Scan({}, {}, {})
 def unanswered(config: ModelConfig | None) -> Scanned:
     if config is None:
         return Scanned(None, _NO_FOLDER)
-    return Scanned(config, None, f"cannot read its folder {config.base_path}: {_NO_ANSWER}")
+    return Scanned(config, None, f"cannot read the folder {config.base_path}: {_NO_ANSWER}")
 
 
 class ModelFolder:
@@ -90,7 +90,6 @@ class ModelFolder:
 
     @property
     def source(self) -> VersionSource:
-        """The source of the model's versions; only after a call of open()."""
         assert self._source is not None
         return self._source[1]
 
@@ -108,11 +107,7 @@ class ModelFolder:
         return self._source[1]
 
     def scan(self, config: ModelConfig | None, loaded: Collection[int], damages: Mapping[int, str]) -> Scanned:
-        """Reads the base path of a configuration, which None lacks; may hang, and changes nothing but the source.
-
-        Args:
-          loaded: versions whose files are looked at, too.
-        """
+        """Reads the base path of a configuration, which None lacks; may hang, and changes nothing but the source."""
         if config is None:
             return Scanned(None, _NO_FOLDER, "", damages)
         try:
@@ -127,7 +122,6 @@ class ModelFolder:
         return Scanned(config, Scan(folders, identities, source.notes), "", damages)
 
     def note(self, found: Scan | None) -> None:
-        """Stores what a scan found; None: the base path can not be read."""
         if found is None:
             self._empty_since_s = None
             return
@@ -151,7 +145,6 @@ class ModelFolder:
         return max(self._empty_since_s + self._rules.settle_s - now_s, 0)
 
     def has_arrived(self, version: int, path: Path) -> bool:
-        """Says whether all files of a version are in its folder; raises TimeoutError, ServiceError."""
         arrival = self._arrivals.get(version)
         if arrival is None or arrival.folder != path:
             arrival = self._within_time(path, partial(self.source.arrival, version, path))
@@ -169,7 +162,6 @@ class ModelFolder:
             self._source[1].keep(versions)
 
     def is_mended(self, version: int, path: Path, damaged: Fingerprint) -> bool:
-        """Says whether other files have completely arrived in a folder since it had the fingerprint of its damage."""
         try:
             if self._within_time(path, partial(fingerprint, path)) == damaged:
                 return False

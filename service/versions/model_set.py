@@ -49,7 +49,6 @@ class ModelSet:
       poll_interval_s: seconds between two scans of a model's folder; 0: one scan for each config.
       reload_timeout_s: seconds that a reload may wait for its models and for the reload before it.
       allow_labels_for_unavailable: a new label may point to a version that is not AVAILABLE.
-      on_change: called after each change of the list.
       on_commit: called with each accepted list, before requests can reach its new models.
     """
 
@@ -165,16 +164,11 @@ class ModelSet:
         self._poller.wake(name)
 
     def folders(self, name: str) -> Mapping[int, Path]:
-        """Returns version -> local folder of a model, as the last scan found them; {} for an unknown model."""
         watcher = self._watchers.get(name)
         return {} if watcher is None or name not in self._configs else watcher.folders
 
     def folder(self, name: str, version: int) -> Path:
-        """Returns the local folder of a version of a model, whether or not the version is loaded.
-
-        Raises:
-          ModelNotFound, VersionNotFound: there is no such model, or the model's base path has no such version.
-        """
+        """Returns the local folder of a version of a model, loaded or not; raises ModelNotFound, VersionNotFound."""
         if name not in self._watchers or name not in self._configs:
             raise ModelNotFound(f"Could not find any versions of model {name}")
         found = self.folders(name)
@@ -184,12 +178,10 @@ class ModelSet:
         return found[version]
 
     def base_path(self, name: str) -> str:
-        """Returns the folder of a model's versions, or its URI in an object store; "" for an unknown model."""
         config = self._configs.get(name)
         return "" if config is None else config.base_path
 
     def origin(self, name: str) -> Origin:
-        """Returns who chose a model's base path; the model is served, or is loading."""
         return self._watchers[name].last_config.origin
 
     def is_settled(self, name: str) -> bool:
@@ -215,7 +207,6 @@ class ModelSet:
         return self._poller.wait_until_idle(timeout_s)
 
     def hanging(self) -> list[str]:
-        """Returns the names of models with a load that was given up after its timeout and still hangs."""
         return sorted(name for name, watcher in self._watchers.items() if watcher.has_hanging_load)
 
     def _refuse_if_stopped(self) -> None:
@@ -295,7 +286,6 @@ class ModelSet:
             time.sleep(_LOOK_AGAIN_S)
 
     def _failure(self, name: str) -> str:
-        """Returns the error that keeps a model from becoming available; "" while it loads, or without an error."""
         statuses = self._registry.all_statuses(name)
         if any(status.state in (State.START, State.LOADING) for status in statuses):
             return ""

@@ -45,7 +45,6 @@ class Named:
 
     @property
     def is_given(self) -> bool:
-        """Whether a search request names rows by ids or keys, perhaps by an empty list of them."""
         return self.ids is not None or self.keys is not None
 
 
@@ -57,9 +56,7 @@ class NeighborQuery:
     request has one of the three.
     feature: the feature whose vocabulary has the keys; "" if the table has only one vocabulary.
     allowed: the only rows that may be neighbours, if it is given. denied: rows that may not be.
-    include_self: whether a row may be its own neighbour.
     exact: whether all rows must be compared, although the table has an index.
-    wants_labels: whether the answer has the labels of the rows.
     """
 
     rows: Named = Named()
@@ -147,8 +144,6 @@ class RowIndex(Protocol):
 
 
 class SearchedTable(Table, Protocol):
-    """A table that can be searched for the rows nearest to a query. Concurrency: any thread."""
-
     def changed_rows(self) -> Array:
         """Returns the [N] int64 ids, ascending, of rows that deltas have changed since the version was loaded."""
         ...

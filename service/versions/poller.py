@@ -166,14 +166,12 @@ class Poller:
             self._due.notify()
 
     def wake(self, name: str) -> None:
-        """Scans a model's folder now, or once more after the scan or load that runs."""
         with self._lock:
             if (entry := self._entries.get(name)) is not None:
                 entry.is_woken, entry.due_s = True, 0.0
                 self._due.notify()
 
     def stop(self) -> None:
-        """Begins no further scan, load or unload; those that run go on."""
         with self._lock:
             self._is_stopped = True
             for entry in self._entries.values():
@@ -187,7 +185,6 @@ class Poller:
             return sorted(self._acting())
 
     def wait_until_ended(self, names: Iterable[str], timeout_s: float) -> None:
-        """Waits until none of the models is polled any more, but not longer than the timeout."""
         with self._lock:
             self._ended.wait_for(lambda: self._entries.keys().isdisjoint(names), timeout_s)
 

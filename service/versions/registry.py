@@ -42,7 +42,6 @@ class ModelState:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether requests may reach the model, or a version of it is not in state END."""
         return self.is_configured or any(status.state is not State.END for status in self.statuses.values())
 
     def answering(self) -> list[Holder]:
@@ -179,18 +178,15 @@ class Registry:
         return self._snapshot.get(name, _UNKNOWN)
 
     def models(self) -> list[str]:
-        """Returns the names of all models that requests can reach, sorted."""
         return sorted(name for name, model in self._snapshot.items() if model.is_configured)
 
     def models_in_use(self) -> list[str]:
-        """Returns the names of the models that requests can reach, or that have a version that is not in state END."""
         return [name for name, model in self._snapshot.items() if model.is_in_use]
 
     def is_configured(self, name: str) -> bool:
         return self._model(name).is_configured
 
     def loaded(self) -> list[LoadedServable]:
-        """Returns the AVAILABLE servables, sorted by model and version, with the number of requests that use each."""
         return [
             LoadedServable(holder.servable, holder.num_requests)
             for _, model in sorted(self._snapshot.items())
@@ -217,7 +213,6 @@ class Registry:
         return new
 
     def labels(self, name: str) -> Mapping[str, int]:
-        """Returns a model's labels, label -> version; empty if there is no such model."""
         return self._model(name).labels
 
     def is_available(self, name: str, version: int | None = None) -> bool:
@@ -226,12 +221,7 @@ class Registry:
         return bool(available) if version is None else version in available
 
     def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
-        """Returns the statuses of a model's versions, newest first.
-
-        Raises:
-          ModelNotFound: there is no such model.
-          VersionNotFound: the model has no such version, or none; the text says why.
-        """
+        """Returns a model's statuses, newest first. Raises ModelNotFound, or VersionNotFound, whose text says why."""
         found = self.all_statuses(name)
         if version is None:
             if not found:
@@ -246,16 +236,13 @@ class Registry:
         return found
 
     def all_statuses(self, name: str) -> list[VersionStatus]:
-        """Returns the statuses of a model's versions, newest first; an empty list if the model has none."""
         return [status for _, status in sorted(self._model(name).statuses.items(), reverse=True)]
 
     def problem(self, name: str) -> str:
-        """Returns one line that says why a model has no version that can answer; "" if it has one."""
         model = self._snapshot[name]
         return self.problem_beside(name) if model.available else model.why_none()
 
     def noted_problem(self, name: str) -> str:
-        """Returns why a model's folder has no version to load; "" if it has one, or was not read yet."""
         return self._model(name).problem
 
     @property
@@ -328,7 +315,6 @@ class Registry:
             self._told_no_more(name, model.statuses.values())
 
     def note_problem(self, name: str, problem: str) -> None:
-        """Stores why a model has no version to load ("": it has one); readiness and error texts show the reason."""
         with self._write:
             if model := self._snapshot.get(name):
                 new = replace(model, problem=problem, is_tried=model.is_tried or bool(problem))
@@ -338,7 +324,6 @@ class Registry:
         self._on_problem()
 
     def note_versions(self, name: str, notes: Mapping[int, str]) -> None:
-        """Stores version -> one line on its folder, such as that its files were replaced, for the status page."""
         with self._write:
             if model := self._snapshot.get(name):
                 self._snapshot = {**self._snapshot, name: replace(model, notes=dict(notes))}
@@ -346,14 +331,14 @@ class Registry:
     def notes(self, name: str) -> Mapping[int, str]:
         return self._model(name).notes
 
-    def announce(self, name: str, version: int) -> None:
-        """Sets the state START of a found version that waits for its load, unless it is in START already."""
-        old = self._snapshot[name].statuses.get(version)
-        if old is None or old.state is not State.START:
-            self._move(name, VersionStatus(version, State.START))
+    def announce(self, name: str, *versions: int) -> None:
+        """Sets the state START of found versions that wait for their loads, unless they are in START already."""
+        known = self._model(name).statuses
+        new = (version for version in versions if version not in known or known[version].state is not State.START)
+        self._move(name, *(VersionStatus(version, State.START) for version in new))
 
-    def withdraw(self, name: str, version: int) -> None:
-        self._move(name, VersionStatus(version, State.END))
+    def withdraw(self, name: str, *versions: int) -> None:
+        self._move(name, *(VersionStatus(version, State.END) for version in versions))
 
     def start(self, name: str, version: int) -> None:
         self.announce(name, version)
@@ -382,11 +367,10 @@ class Registry:
         return self._model(name).early is not None
 
     def publish(self, servable: Servable) -> None:
-        """Lets requests reach a loaded servable, and then reports its version as AVAILABLE."""
         # `early`, the holder that answers lookups during the load, is read without a lock: after the load, only this
         # thread changes it.
         early = self._snapshot[servable.name].early
-        self._move(servable.name, VersionStatus(servable.version, State.AVAILABLE), Holder(servable, early))
+        self._move(servable.name, VersionStatus(servable.version, State.AVAILABLE), holder=Holder(servable, early))
         if early is not None:
             early.retire()
 
@@ -410,7 +394,6 @@ class Registry:
         _drain(early, poll_s)
 
     def damages(self, name: str) -> dict[int, str]:
-        """Checks the files of a model's AVAILABLE versions; returns version -> damage for damaged versions."""
         found = {v: holder.servable.files.look() for v, holder in self._model(name).available.items()}
         return {version: why for version, why in found.items() if why}
 
@@ -449,19 +432,19 @@ class Registry:
         self._snapshot = {**self._snapshot, name: replace(model, available=available)}
         self._tell_routes(name)
 
-    def forget(self, name: str, version: int) -> None:
-        """Removes the status of a version in state END, so that the model's statuses do not grow for ever."""
+    def forget(self, name: str, *versions: int) -> None:
+        """Removes the statuses of versions in state END, so that the model's statuses do not grow for ever."""
         with self._write:
             model = self._model(name)
-            status = model.statuses.get(version)
-            if status is None or status.state is not State.END:
+            over = {v: s for v in versions if (s := model.statuses.get(v)) is not None and s.state is State.END}
+            if not over:
                 return
-            statuses = {v: s for v, s in model.statuses.items() if v != version}
-            spoilt = model.spoilt - {version}
+            statuses = {v: s for v, s in model.statuses.items() if v not in over}
+            spoilt = model.spoilt - over.keys()
             self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses, spoilt=spoilt)}
             if not model.available:
                 self._tell_routes(name)
-        self._told_no_more(name, [status])
+        self._told_no_more(name, over.values())
 
     def _tell_routes(self, *names: str) -> None:
         if self._publish_routes is None:
@@ -478,31 +461,44 @@ class Registry:
             if status.code != "OK":
                 self._on_transition(name, VersionStatus(status.version, State.UNKNOWN))
 
-    def _move(self, name: str, status: VersionStatus, holder: Holder | None = None) -> Holder | None:
-        """Changes the state of a version; returns the holder of its servable before the change."""
+    def _move(self, name: str, *changes: VersionStatus, holder: Holder | None = None) -> Holder | None:
+        """Changes the states of versions; returns the holder that one of them had before.
+
+        All versions change in one step, because a step copies the states of all versions of the model.
+
+        Args:
+          holder: of the version that becomes AVAILABLE, which is the only one then.
+        """
+        if not changes:
+            return None
         with self._write:
             model = self._snapshot[name]
-            old = model.statuses.get(status.version)
-            before = old.state if old else State.UNKNOWN
-            if status.state not in _LEGAL[before]:
-                raise ValueError(f"{name} version {status.version}: {before.name} to {status.state.name}")
-            taken_out = model.available.get(status.version)
-            available = {v: h for v, h in model.available.items() if v != status.version}
+            for status in changes:
+                old = model.statuses.get(status.version)
+                before = old.state if old else State.UNKNOWN
+                if status.state not in _LEGAL[before]:
+                    raise ValueError(f"{name} version {status.version}: {before.name} to {status.state.name}")
+            changed = {status.version: status for status in changes}
+            taken_out = next((held for v in changed if (held := model.available.get(v)) is not None), None)
+            available = model.available
+            if taken_out is not None:
+                available = {v: h for v, h in available.items() if v not in changed}
             if holder is not None:
-                available = dict(sorted({**available, status.version: holder}.items(), reverse=True))
-            statuses = {**model.statuses, status.version: status}
+                available = dict(sorted({**available, holder.servable.version: holder}.items(), reverse=True))
             # In the same step in which a version becomes AVAILABLE, the early holder, by which lookups reach a version
             # that still loads, is removed.
             early = None if available else model.early
-            is_tried = model.is_tried or status.state is State.AVAILABLE or status.code != "OK"
+            is_tried = model.is_tried or any(s.state is State.AVAILABLE or s.code != "OK" for s in changes)
+            statuses = {**model.statuses, **changed}
             self._snapshot = {
                 **self._snapshot,
                 name: replace(model, statuses=statuses, available=available, early=early, is_tried=is_tried),
             }
             # While no version is AVAILABLE, each change of state changes the text that tells clients why.
-            if not available or available.keys() != model.available.keys():
+            if not available or available is not model.available:
                 self._tell_routes(name)
-        self._on_transition(name, status)
+        for status in changes:
+            self._on_transition(name, status)
         return taken_out
 
 
@@ -517,7 +513,6 @@ def _served(model: ModelState) -> str:
 
 
 def _near_labels(model: ModelState, label: str) -> str:
-    """Returns the end of an error's text that names the labels of a model, or the one that was meant."""
     if not model.is_configured:
         return ""
     if not model.labels:

@@ -70,11 +70,7 @@ class ModelWatcher:
         self._loads = VersionLoads(config.name, rules, self.look_again)
 
     def configure(self, config: ModelConfig | None) -> bool:
-        """Sets the model's configuration; None makes the watcher unload all versions, and end.
-
-        Returns:
-          False: the watcher has ended already, and the configuration is not set.
-        """
+        """Sets the configuration; None: unloads all versions, and ends. False: the watcher has ended already."""
         with self._ending:
             if self._is_over:
                 return False
@@ -86,13 +82,11 @@ class ModelWatcher:
         return True
 
     def end_if_over(self) -> bool:
-        """Says whether the model has no configuration and no version any more; then configure() returns False."""
         with self._ending:
             self._is_over = self._config is None and not (self._loaded or self._announced or self._failures)
             return self._is_over
 
     def stop(self) -> None:
-        """Makes act() return after the load that runs; loaded versions stay loaded."""
         self._is_stopped = True
 
     @property
@@ -155,9 +149,7 @@ class ModelWatcher:
         wanted = wanted_versions(config.policy, whole) if config else []
         self._note_problem(config, found, wanted)
         self._forget(found, wanted)
-        for version in wanted:
-            if version not in self._loaded and version not in self._failures:
-                self._announce(version)
+        self._announce(*(v for v in wanted if v not in self._loaded and v not in self._failures))
         instead = self._instead(config, whole, wanted)
         for version in wanted:
             self._try(config, version, found[version], instead)
@@ -185,7 +177,6 @@ class ModelWatcher:
         return self._due_s(wanted)
 
     def _instead(self, config: ModelConfig | None, whole: Mapping[int, Path], wanted: Sequence[int]) -> list[int]:
-        """Returns the older versions, newest first, of which one is to be served while no wanted version can be."""
         if config is None or self._loaded or not isinstance(config.policy, Latest):
             return []
         return sorted(whole.keys() - set(wanted), reverse=True)
@@ -286,20 +277,20 @@ class ModelWatcher:
     def _forget(self, found: Mapping[int, Path], wanted: list[int]) -> None:
         # The status of a failed version is removed only when its folder is gone, even if the policy does not want the
         # version any more.
-        for version in (self._failures.keys() | self._damaged.keys()) - found.keys():
+        gone = (self._failures.keys() | self._damaged.keys()) - found.keys()
+        for version in gone:
             self._failures.pop(version, None)
             self._damaged.pop(version, None)
-            self._registry.forget(self.name, version)
+        self._registry.forget(self.name, *gone)
         self._withdraw(self._announced - set(wanted))
 
-    def _announce(self, version: int) -> None:
-        self._registry.announce(self.name, version)
-        self._announced.add(version)
+    def _announce(self, *versions: int) -> None:
+        self._registry.announce(self.name, *versions)
+        self._announced.update(versions)
 
     def _withdraw(self, versions: Collection[int]) -> None:
-        for version in versions:
-            self._announced.discard(version)
-            self._registry.withdraw(self.name, version)
+        self._announced.difference_update(versions)
+        self._registry.withdraw(self.name, *versions)
 
     def _may_try(self, version: int, path: Path) -> bool:
         if self._loads.is_hanging(version):
@@ -389,8 +380,7 @@ class ModelWatcher:
             self._registry.unload(self.name, version)
             del self._loaded[version]
         ended = [s for s in self._registry.all_statuses(self.name) if s.state is State.END and s.code == "OK"]
-        for status in ended[_MAX_ENDED:]:
-            self._registry.forget(self.name, status.version)
+        self._registry.forget(self.name, *(status.version for status in ended[_MAX_ENDED:]))
 
     def _due_s(self, wanted: list[int]) -> float | None:
         rules, waits = self._rules, list[float]()

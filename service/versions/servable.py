@@ -46,9 +46,7 @@ class Files(Protocol):
         """Checks the mapped table files for damage; returns one line that describes the damage, "" if none is found."""
         ...
 
-    def close(self) -> None:
-        """Frees the memory of the mapped table files, and closes their descriptors; blocks."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +81,15 @@ class NativeServable(Protocol):
         ...
 
     @property
-    def num_holders(self) -> int:
-        """Number of requests and published routes in the native core that use the servable."""
-        ...
+    def num_holders(self) -> int: ...
 
     def forget_counts(self) -> None:
         """Forgets what was counted and sampled so far; to be called before clients' requests come."""
         ...
 
-    def table_counts(self) -> Mapping[str, TableCounts]:
-        """Returns table -> the native core's counts of reads from it so far."""
-        ...
+    def table_counts(self) -> Mapping[str, TableCounts]: ...
 
-    def feature_counts(self) -> FeatureCounts:
-        """Returns the native core's counts of the ids in requests so far, by table and feature."""
-        ...
+    def feature_counts(self) -> FeatureCounts: ...
 
     def hot_rows(self, table: str, most: int) -> SampledRows | None:
         """Returns the hottest rows of a table; None if the native core does not sample the table's ids."""
@@ -116,14 +108,11 @@ class Servable:
     """One loaded version of a model, with its backends, tables and files.
 
     backends: by signature name; a signature without one is listed in metadata but can not run here.
-    vocabularies: table -> the vocabularies whose keys name its rows.
     files: the files that answers are read from; each run checks is_damaged of the files after its reads.
     is_loading: only the version's lookups have backends yet, and another servable will take this one's place.
     deltas: changes rows of the tables; None: all rows are as they were saved.
     signature_faults: signature -> why its graph is run although the manifest describes its lookup.
     native: the servable that the native core answers from; None: no request can run the version.
-    remote_tables: the tables that are read from other machines.
-    not_run: signature -> why the native core does not run it.
     keys: table -> keys of its rows, for tables with vocabularies. labels: table -> labels of its rows, if it has any.
     notice: what the exporter wants every operator to know of the version; "" for nothing.
     unproven: "signature/feature" of lookups that a spec declares and that `adopt` could not read in the graph.
@@ -161,11 +150,7 @@ class Servable:
         return {} if self.native is None else dict(self.native.table_counts())
 
     def traffic(self, table: str, most: int, *, has_keys: bool = True) -> TableTraffic | None:
-        """Returns the counts of lookups of a table with its hottest rows; None if the ids of the table are not sampled.
-
-        Args:
-          has_keys: whether the result has the keys and labels of the rows.
-        """
+        """Returns the counts of lookups of a table, with its hottest rows; None if its ids are not sampled."""
         native = self.native
         found = native.hot_rows(table, most) if native is not None else None
         if native is None or found is None:
@@ -199,7 +184,6 @@ class Servable:
         return DataLoss(f'The files of version {self.version} of model "{self.name}" were damaged while it was served.')
 
     def close(self) -> None:
-        """Closes the servable: each backend once, then the deltas and the files."""
         for backend in {id(b): b for b in self.backends.values()}.values():
             backend.close()
         if self.deltas is not None:
@@ -208,7 +192,6 @@ class Servable:
 
 
 def sums_of_counts(counts: Mapping[str, TableCounts], more: Mapping[str, TableCounts]) -> dict[str, TableCounts]:
-    """Returns table -> the sums of its counts of reads in two dicts; a table may be in only one of the dicts."""
     totals = dict(counts)
     for name, added in more.items():
         totals[name] = TableCounts(*map(operator.add, totals.get(name, TableCounts()), added))
@@ -285,7 +268,6 @@ class Holder:
 
     @property
     def is_free(self) -> bool:
-        """Whether no request has a lease on this holder's servable, and no later request can get one."""
         # _is_retired is read before _leases: if the holder is retired, acquire() itself removes a lease that it adds
         # after this read.
         return self._is_retired and not self._leases and not self._native_holders()
@@ -315,7 +297,5 @@ class Holder:
 
 
 class LoadedServable(NamedTuple):
-    """A published servable, and the number of requests that have a lease on it."""
-
     servable: Servable
     num_leases: int

@@ -42,7 +42,6 @@ def low_priority_thread(name: str) -> ThreadPoolExecutor:
 
 
 def lower_priority_of_loads() -> None:
-    """Lowers the priority of the calling thread, and of all threads that it starts, to that of loads of versions."""
     _be_nicer_than_main(_NICENESS_OF_LOADS)
 
 

@@ -35,12 +35,14 @@ def parse_message(full_name: str, data: bytes) -> MessageClass:
     try:
         message.ParseFromString(data)
     except DecodeError as error:
-        raise MalformedPayload(f"The request is not a valid {full_name} message.") from error
+        # As native/src/plan/foreign.rs words it for data requests.
+        gzipped = ": it is compressed by gzip, but its compressed flag is not set; let the gRPC library compress it"
+        hint = gzipped if data.startswith(b"\x1f\x8b") else ""
+        raise MalformedPayload(f"The request is not a valid {full_name} message{hint}.") from error
     return message
 
 
 def encode_statuses(statuses: Iterable[VersionStatus]) -> bytes:
-    """Encodes a GetModelStatusResponse."""
     response = message_class("tensorflow.serving.GetModelStatusResponse")()
     codes = response.DESCRIPTOR.fields_by_name["model_version_status"].message_type.fields_by_name["status"]
     code_numbers = codes.message_type.fields_by_name["error_code"].enum_type.values_by_name
@@ -54,7 +56,6 @@ def encode_statuses(statuses: Iterable[VersionStatus]) -> bytes:
 
 
 def statuses_json(statuses: Iterable[VersionStatus]) -> bytes:
-    """Encodes the states of a model's versions as the JSON body of `GET /v1/models/{model}`."""
     return orjson.dumps(
         {
             "model_version_status": [

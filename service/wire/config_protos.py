@@ -1,6 +1,6 @@
 """Parses the text forms of TensorFlow Serving's configuration files: models, batching, TLS and monitoring.
 
-tensorflow-serving-api lacks the messages of batching, TLS and monitoring, so their few fields are declared here.
+tensorflow-serving-api lacks the messages of batching, TLS and monitoring; artifact/server_config.proto has them.
 
 Source: tensorflow_serving/config/{model_server_config,monitoring_config,ssl_config}.proto, apis/model_management.proto,
 model_servers/{server,server_core,model_service_impl}.cc, util/proto_util.h, servables/tensorflow/
@@ -13,18 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple
 
-from service.artifact.protos import (
-    Field,
-    MessageClass,
-    TextFormError,
-    declared_class,
-    extended_class,
-    fill_from_text,
-    message_class,
-)
+from service.artifact.protos import MessageClass, TextFormError, fill_from_text, message_class
 from service.errors import InvalidRequest
 from service.remote.address import remote_tables
 from service.versions.model_config import PLATFORM, All, Latest, ModelConfig, RequestLogConfig, Specific, VersionPolicy
@@ -58,7 +49,6 @@ class BatchingParameters:
 
     @property
     def batch_rows(self) -> int:
-        """The number of rows at which a batch runs without waiting for more."""
         if self.enable_large_batch_splitting and self.max_execution_batch_size is not None:
             return self.max_execution_batch_size
         return self.max_batch_size
@@ -108,30 +98,21 @@ class BatchingParameters:
             )
 
 
-_NAME = "tensorflow.serving.BatchingParameters"
-# Field of BatchingParameters -> its number and wrapper message. The field is written `max_batch_size { value: 128 }`,
-# so that a missing field differs from 0.
-_WRAPPED = {
-    "max_batch_size": (1, "Int64Value"),
-    "batch_timeout_micros": (2, "Int64Value"),
-    "max_enqueued_batches": (3, "Int64Value"),
-    "num_batch_threads": (4, "Int64Value"),
-    "thread_pool_name": (5, "StringValue"),
-    "enable_large_batch_splitting": (8, "BoolValue"),
-    "max_execution_batch_size": (9, "Int64Value"),
-}
+# Fields of BatchingParameters that are messages, written `max_batch_size { value: 128 }`, so that a missing field
+# differs from 0.
+_WRAPPED = (
+    *("max_batch_size", "batch_timeout_micros", "max_enqueued_batches", "num_batch_threads", "thread_pool_name"),
+    *("enable_large_batch_splitting", "max_execution_batch_size"),
+)
 
 
 def parse_batching_text(text: str, source: str) -> BatchingParameters:
     """Parses the text of a --batching_parameters_file or of a version's batching_params.pbtxt.
 
-    Args:
-      source: the file's name, for error texts.
-
     Raises:
       InvalidRequest: the text is not the text form of a BatchingParameters, or its values conflict.
     """
-    message = _filled(_batching_class(), text, source)
+    message = _filled("tensorflow.serving.BatchingParameters", text, source)
     given: dict[str, Any] = {name: getattr(message, name).value for name in _WRAPPED if message.HasField(name)}
     parameters = BatchingParameters(
         **given,
@@ -145,24 +126,13 @@ def parse_batching_text(text: str, source: str) -> BatchingParameters:
     return parameters
 
 
-def _filled(kind: MessageClass, text: str, source: str) -> MessageClass:
-    """Returns a message with the fields in a text; raises InvalidRequest, which names the text's source."""
-    message = kind()
+def _filled(full_name: str, text: str, source: str) -> MessageClass:
+    message = message_class(full_name)()
     try:
         fill_from_text(message, text)
     except (TextFormError, UnicodeError) as error:
         raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}") from error
     return message
-
-
-@cache
-def _batching_class() -> MessageClass:
-    wrapped = [Field(name, number, f"google.protobuf.{wrapper}") for name, (number, wrapper) in _WRAPPED.items()]
-    plain = [
-        Field("allowed_batch_sizes", 6, "int64", is_repeated=True),
-        Field("pad_variable_length_inputs", 7, "bool"),
-    ]
-    return declared_class(_NAME, {"BatchingParameters": [*wrapped, *plain]})
 
 
 _MODEL_TYPE_TENSORFLOW = 1
@@ -173,8 +143,6 @@ _OWN_LINE = re.compile(r"^([ \t]*)#@", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ReloadRequest:
-    """A parsed HandleReloadConfigRequest."""
-
     models: tuple[ModelConfig, ...]
     metric_names: tuple[str, ...]
 
@@ -184,17 +152,13 @@ def parse_config_text(text: str, source: str) -> tuple[ModelConfig, ...] | None:
 
     A line that begins with `#@` has fields that TensorFlow Serving lacks: `#@ remote_tables: "user=valkey://..."`.
 
-    Args:
-      source: the file's name, for error texts.
-
     Raises:
       InvalidRequest: the text is not the text form of a ModelServerConfig, or has no list of models.
     """
     # Two blanks replace the "#@" before a field that only this server has: the parser then reads the field, and the
     # columns in its error texts are those of the file.
     own, count = _OWN_LINE.subn(r"\1  ", text)
-    kind = _config_with_own_fields() if count else message_class("tensorflow.serving.ModelServerConfig")
-    message = _filled(kind, own, source)
+    message = _filled(f"{'embedding_server' if count else 'tensorflow.serving'}.ModelServerConfig", own, source)
     choice = message.WhichOneof("config")
     if choice is None:
         return None
@@ -224,12 +188,6 @@ def encode_reload_response(metric_names: Iterable[str]) -> bytes:
     for name in sorted(set(metric_names)):
         response.metric.add(name=name, int64_value_increase=0)
     return bytes(response.SerializeToString())
-
-
-@cache
-def _config_with_own_fields() -> Any:
-    fields = [Field("remote_tables", 1000, "string", is_repeated=True)]
-    return extended_class("tensorflow.serving.ModelServerConfig", "ModelConfig", fields)
 
 
 def _models(message: Any) -> tuple[ModelConfig, ...]:
@@ -306,25 +264,11 @@ class PrometheusConfig(NamedTuple):
 def parse_monitoring_text(text: str, source: str) -> PrometheusConfig:
     """Parses the text of a --monitoring_config_file; returns its PrometheusConfig.
 
-    Args:
-      source: the file's name, for error texts.
-
     Raises:
       InvalidRequest: the text is not the text form of a MonitoringConfig.
     """
-    message = _filled(_monitoring_class(), text, source)
+    message = _filled("tensorflow.serving.MonitoringConfig", text, source)
     return PrometheusConfig(message.prometheus_config.enable, message.prometheus_config.path)
-
-
-@cache
-def _monitoring_class() -> MessageClass:
-    return declared_class(
-        "tensorflow.serving.MonitoringConfig",
-        {
-            "PrometheusConfig": [Field("enable", 1, "bool"), Field("path", 2, "string")],
-            "MonitoringConfig": [Field("prometheus_config", 1, "tensorflow.serving.PrometheusConfig")],
-        },
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,14 +289,11 @@ class SslConfig:
 def parse_ssl_config_text(text: str, source: str) -> SslConfig:
     """Parses the text of an --ssl_config_file into TLS settings.
 
-    Args:
-      source: the file's name, for error texts.
-
     Raises:
       InvalidRequest: the text is not the text form of an SSLConfig; the error quotes nothing of it, because it holds a
         key.
     """
-    message = _ssl_class()()
+    message = message_class("tensorflow.serving.SSLConfig")()
     try:
         fill_from_text(message, text)
     except TextFormError as error:
@@ -363,10 +304,3 @@ def parse_ssl_config_text(text: str, source: str) -> SslConfig:
     except UnicodeError:
         raise InvalidRequest(f"Invalid protobuf file: '{source}': it is not UTF-8 text") from None
     return SslConfig(message.server_key, message.server_cert, message.custom_ca, message.client_verify)
-
-
-@cache
-def _ssl_class() -> MessageClass:
-    texts = [Field(name, number, "string") for number, name in enumerate(("server_key", "server_cert", "custom_ca"), 1)]
-    fields = [*texts, Field("client_verify", 4, "bool")]
-    return declared_class("tensorflow.serving.SSLConfig", {"SSLConfig": fields})

@@ -40,6 +40,11 @@ MAX_KEYS = 1 << 18
 MAX_LISTS = 1 << 19
 MAX_STRINGS = 1 << 22
 _SHOWN_CHARS = 60
+# First bytes of a body that is not JSON text -> what the body is and what to change; as native/src/plan/foreign.rs.
+_FOREIGN: tuple[tuple[bytes | tuple[bytes, ...], str], ...] = (
+    (b"\x1f\x8b", " It is compressed by gzip: send it with the header Content-Encoding: gzip."),
+    ((b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0{"), " It is UTF-16 text: encode it as UTF-8."),
+)
 _NOT_FINITE = re.compile(rb"\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 
 
@@ -64,9 +69,6 @@ def bound_tokens(body: bytes) -> None:
 def parse_body(what: str, body: bytes, keys: frozenset[str]) -> dict[str, Any]:
     """Parses a body, which must be a JSON object with no other keys than `keys`.
 
-    Args:
-      what: what the body is, such as "A search", for error texts.
-
     Raises:
       MalformedPayload: the body is not plain JSON, not an object, nested too deeply, or has an unknown key, or a key
         twice.
@@ -82,12 +84,12 @@ def parse_body(what: str, body: bytes, keys: frozenset[str]) -> dict[str, Any]:
 
 
 def parse_object(what: str, body: bytes) -> dict[str, Any]:
-    """Parses a body, which must be a JSON object, with any keys; arguments and errors as parse_body."""
     bound_tokens(body)
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        hint = " JSON has no NaN and no Infinity." if _NOT_FINITE.search(body) else ""
+        hint = next((hint for start, hint in _FOREIGN if body.startswith(start)), "")
+        hint = hint or (" JSON has no NaN and no Infinity." if _NOT_FINITE.search(body) else "")
         raise MalformedPayload(f"The body is not JSON: {error}.{hint}") from error
     if type(document) is not dict:
         raise MalformedPayload(f"{what} is a JSON object, the body is {shown(document)}.")
@@ -95,7 +97,6 @@ def parse_object(what: str, body: bytes) -> dict[str, Any]:
 
 
 def check_keys(what: str, document: Mapping[str, Any], keys: frozenset[str]) -> None:
-    """Raises MalformedPayload if a JSON object has a key that is not one of `keys`."""
     if not document.keys() <= keys:
         unknown = ", ".join(sorted(document.keys() - keys)[:10])
         raise MalformedPayload(f"Unknown keys: {unknown}. {what} has: {', '.join(sorted(keys))}.")
@@ -269,7 +270,6 @@ def encode_neighbors(answer: NeighborAnswer) -> bytes:
 
 
 def _key(key: Any) -> Any:
-    """Returns the JSON value of a key: a number, text, or {"b64": ...} for bytes that are not UTF-8."""
     if not isinstance(key, bytes):
         return key
     try:

@@ -35,6 +35,8 @@ _INPUTS: Mapping[str, tuple[int, frozenset[str]]] = {
     "exact": (0, frozenset({"bool"})),
     "labels": (0, frozenset({"bool"})),
 }
+# Rank and dtypes of "labels" that are queries; a bool only asks for the labels of the found rows.
+_LABELS = (1, frozenset({"object"}))
 
 
 def decode_search(inputs: Tensors) -> tuple[str, NeighborQuery]:
@@ -50,8 +52,10 @@ def decode_search(inputs: Tensors) -> tuple[str, NeighborQuery]:
         what = f"unknown inputs: {', '.join(unknown)}" if unknown else 'input "table" is missing'
         raise InputMismatch(f'signature "neighbors": {what}. Its inputs are: {", ".join(_INPUTS)}.')
     arrays = {name: _checked(name, array) for name, array in inputs.items()}
-    if len(arrays.keys() & {"ids", "keys", "vectors"}) != 1:
-        raise InputMismatch('signature "neighbors": send one of "ids", "keys" and "vectors".')
+    labels = arrays["labels"].tolist() if "labels" in arrays else False
+    by_label = [label.decode(errors="replace") for label in labels] if isinstance(labels, list) else None
+    if len(arrays.keys() & {"ids", "keys", "vectors"}) + (by_label is not None) != 1:
+        raise InputMismatch('signature "neighbors": send one of "ids", "keys", "vectors" and "labels".')
     metric = _text(arrays, "metric", DEFAULT_METRIC)
     chosen = next((known for known in METRICS if known == metric), None)
     if chosen is None:
@@ -66,7 +70,8 @@ def decode_search(inputs: Tensors) -> tuple[str, NeighborQuery]:
         denied=Named(arrays.get("exclude_ids"), arrays.get("exclude_keys")),
         include_self=bool(arrays.get("include_self", False)),
         exact=bool(arrays.get("exact", False)),
-        wants_labels=bool(arrays.get("labels", False)),
+        labels=by_label,
+        wants_labels=bool(labels),
     )
 
 
@@ -74,9 +79,6 @@ def encode_answer(answer: NeighborAnswer, output_filter: tuple[str, ...] = ()) -
     """Returns a search's outputs: ids [Q, k] int64, scores [Q, k] float32, and keys and labels [Q, k] if there are any.
 
     After a query's last neighbour come the id -1, the score NaN, an empty key and label. Integer keys are decimal text.
-
-    Args:
-      output_filter: the wanted outputs; empty: all.
 
     Raises:
       UnknownOutput: the answer has no such output.
@@ -103,7 +105,7 @@ def _texts(names: Sequence[bytes | str | int | None]) -> Array:
 
 
 def _checked(name: str, array: Array) -> Array:
-    rank, dtypes = _INPUTS[name]
+    rank, dtypes = _LABELS if name == "labels" and array.dtype == object else _INPUTS[name]
     if rank == 0 and array.size == 1:
         array = array.reshape(())
     if array.ndim != rank or array.dtype.name not in dtypes:

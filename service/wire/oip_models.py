@@ -129,8 +129,6 @@ def repository_index(
 ) -> list[Document]:
     """Returns the repository index: an entry for each version of each model, and one for a model without versions; only
     those in the state READY if only_ready.
-    Args:
-      problems: model -> why it can not answer.
     """
     entries: list[Document] = []
     for name, versions in statuses.items():
@@ -149,7 +147,6 @@ def repository_index(
 
 
 def encode_document(full_name: str, document: Document) -> bytes:
-    """Serializes a document (dict) as the protobuf message with the given name."""
     return bytes(message_class(full_name)(**document).SerializeToString())
 
 

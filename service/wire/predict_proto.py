@@ -72,7 +72,6 @@ def decode_inputs(request: PredictRequest) -> dict[str, Array]:
 def encode_request(
     model: str, signature_name: str, inputs: Mapping[str, Array], output_filter: Iterable[str] = ()
 ) -> bytes:
-    """Encodes a PredictRequest for the latest version of a model; without output_filter for all outputs."""
     request = message_class("tensorflow.serving.PredictRequest")()
     request.model_spec.name, request.model_spec.signature_name = model, signature_name
     for name, array in inputs.items():

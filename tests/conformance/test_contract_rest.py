@@ -65,6 +65,14 @@ def test_a_nest_500000_deep_that_is_closed_is_refused(contract_http: HttpClient)
         assert response.status_code == 400 and list(response.json()) == ["error"]
 
 
+def test_a_nest_500000_deep_in_a_key_of_no_meaning_is_ignored(contract_http: HttpClient) -> None:
+    nest = b"[" * 500_000 + b"]" * 500_000
+    response = contract_http.exchange("POST", PREDICT, b'{"inputs": [[2.0]], "nested": ' + nest + b"}")
+    assert (response.status_code, response.json()) == (200, {"outputs": [[3.0]]})
+    response = contract_http.exchange("POST", PREDICT, b'{"signature_name": ' + nest + b"}")
+    assert response.status_code == 400 and "key must be a string value" in response.json()["error"]
+
+
 def test_gzip_bodies_are_decoded(contract_http: HttpClient) -> None:
     response = contract_http.exchange("POST", PREDICT, gzip.compress(BODY), {"Content-Encoding": "gzip"})
     assert response.json() == {"outputs": [[3.0]]}

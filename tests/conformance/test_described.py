@@ -146,6 +146,11 @@ def test_what_is_wrong_with_freely_named_tensors_is_told_by_their_names(served: 
     assert "must not decrease, got 1 then 0" in served.refusal("named", tag_values=[1], tag_offsets=[0, 1, 0, 1])
     assert "Missing but required: {tag_offsets}" in served.refusal("named", tag_values=[1])
     assert served.refusal("named", tag_values=[4], tag_offsets=[0, 1]).startswith('input "tag_values": id 4')
+    # Weights without a default are not left empty: TensorFlow refuses such a request, too.
+    for count in (1, 2):
+        told = served.refusal("named", tag_values=[1] * count, tag_offsets=[0, count], tag_factors=[])
+        assert told == f'input "tag_factors": expected one weight per id ({count}), got [0].'
+    assert served.ask("named", tag_values=[], tag_offsets=[0, 0], tag_factors=[]) == {"genre_vector": [[0, 0, 0]]}
     status, answer = served.post("named", "predict", inputs={"genre": [[1]], "tag_values": [1]})
     assert (status, answer) == (400, {"error": 'feature "genre" was sent both as "genre" and as "tag_values".'})
 

@@ -58,7 +58,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 # Modules that each server imports at its start, which is most of the start's processor time.
-_IMPORTED = ("service.process.cli", "service.process.control_servers", "uvloop")
+_IMPORTED = ("service.process.cli", "service.process.app", "service.process.control_servers", "uvloop")
 _IMPORTED += ("service.process.native_servers",) if HAS_CORE else ()
 # Beginnings of the names of variables that an interpreter and its libraries read when they start.
 _AT_START = ("PYTHON", "LD_", "MALLOC_", "OPENBLAS_", "TF_")

@@ -69,3 +69,15 @@ def full_pipe() -> Iterator[tuple[int, int]]:
     finally:
         os.close(reading)
         os.close(writing)
+
+
+@contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[None]:
+    """Mounts over a folder a disk in memory that takes `size` bytes; skips the test where nothing can be mounted."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"small", bytes(folder), b"tmpfs", 0, f"size={size}".encode()):
+        pytest.skip(f"{os.strerror(ctypes.get_errno())}: NO DISK WAS FULL")
+    try:
+        yield
+    finally:
+        libc.umount2(bytes(folder), _DETACH)

@@ -341,6 +341,28 @@ def test_clients_can_not_speak_for_the_core(guarded: Guarded) -> None:
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+def test_records_of_failures_name_the_caller_or_the_address_of_the_client(guarded: Guarded) -> None:
+    def clients(request_id: str) -> list[str]:
+        failures = guarded.http("GET", "/v1/statusz", "boss").json()["last_errors"]
+        return [one["client"] for one in failures if one["request_id"] == request_id]
+
+    for token, name in (("user", "user"), ("", "127.0.0.1"), ("wrong", "127.0.0.1")):
+        headers = {**bearer(token), "X-Request-Id": f"by-{token}", "X-Embedding-Server-Client": "forged"}
+        # The core answers lookups itself, and forwards requests for a status.
+        guarded.server.http.post("/v1/models/shown:lookup", json={"features": {"none": [1]}}, headers=headers)
+        guarded.server.http.get("/v1/models/none", headers=headers)
+        metadata = [(key.lower(), value) for key, value in headers.items()]
+        status = spec("GetModelStatusRequest", "none")
+        for path, message in ((f"{PREDICTION}/Predict", predict("none")), (f"{MODEL}/GetModelStatus", status)):
+            with pytest.raises(grpc.RpcError):
+                call = guarded.server.channel.unary_unary(path)
+                call(message.SerializeToString(), timeout=PATIENCE_S, metadata=metadata)
+        assert clients(f"by-{token}") == [name] * 4
+    reload = f"http://127.0.0.1:{guarded.admin_port}/v1/config:reload"
+    assert httpx.post(reload, headers={**bearer("user"), "X-Request-Id": "by-admin"}).status_code == 403
+    assert clients("by-admin") == ["user"]
+
+
 def test_lists_show_what_the_caller_may_see(guarded: Guarded) -> None:
     index = message_class("inference.RepositoryIndexRequest")()
     for token, names in (("user", set()), ("reader", {"shown"}), ("boss", {"shown", "hidden"})):

@@ -180,8 +180,8 @@ def test_neighbors_are_the_same_over_each_wire(server: ServerProcess, connect: p
         assert by_vector.scores[:, :2].tolist() == [[13.0, 3.0], [-1.0, -9.0]]
         assert np.isnan(by_vector.scores[:, 2:]).all()
         assert client.neighbors("user", ids=[0], k=1).keys is None
-        for wrong in ({}, {"ids": [1], "keys": ["red"]}):
-            with pytest.raises(InvalidRequest, match="give one of ids, keys and vectors"):
+        for wrong in ({}, {"labels": True}, {"ids": [1], "keys": ["red"]}, {"ids": [1], "labels": ["a"]}):
+            with pytest.raises(InvalidRequest, match="give one of ids, keys, vectors and labels"):
                 client.neighbors("tag", **wrong)
         with pytest.raises(NotFound, match="Tables: tag, user"):
             client.neighbors("film", ids=[1])
@@ -261,6 +261,18 @@ def test_the_port_of_the_other_protocol_is_named(server: ServerProcess) -> None:
             assert repr(client) == f"EmbeddingClient({target!r}, model='default')"
             with pytest.raises(EmbeddingError, match=text):
                 client.lookup({"user": [1]})
+
+
+def test_a_port_without_tls_is_told(server: ServerProcess) -> None:
+    for target, text in (
+        (f"https://127.0.0.1:{server.http_port}", "has no TLS: begin the target with http://"),
+        (f"grpcs://127.0.0.1:{server.grpc_port}", "has no TLS: begin the target with grpc://"),
+    ):
+        with (
+            EmbeddingClient(target, model="default", retries=0, timeout_s=PATIENCE_S) as client,
+            pytest.raises(EmbeddingError, match=text),
+        ):
+            client.lookup({"user": [1]})
 
 
 @pytest.mark.parametrize("wire", WIRES)

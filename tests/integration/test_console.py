@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -132,6 +133,8 @@ needs_axe = pytest.mark.skipif(not browsing.AXE.is_file(), reason="axe-core is n
 @needs_axe
 @pytest.mark.parametrize(("scheme", "size"), [("light", "wide"), ("dark", "phone")])
 def test_no_page_has_findings(browser: Browser, server: ServerProcess, scheme: str, size: str) -> None:
+    # Its text has a name that no line of a phone holds.
+    server.http.post("/v1/models/toy:lookup", json={"features": {"n" * 200: [1]}})
     for port, places in ((server.http_port, PAGES), (server.admin_port, ADMIN_PAGES)):
         with browsing.watched(browser, f"http://127.0.0.1:{port}", scheme=scheme, size=size) as seen:
             for place in places:
@@ -169,6 +172,30 @@ def test_the_page_of_the_api_names_a_served_model_first_and_folds_versions(
         assert seen.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         seen.page.get_by_role("link", name="Console", exact=True).click()
         seen.page.get_by_role("heading", name="Overview").wait_for()
+
+
+@contextlib.contextmanager
+def broken_version(server: ServerProcess, base: Path) -> Iterator[None]:
+    """Holds a version 3 of the model "spare" that can not be loaded; at the end the server has forgotten it."""
+
+    def statuses() -> dict[str, str]:
+        listed = server.http.get("/v1/models/spare").json()["model_version_status"]
+        return {one["version"]: one["state"] for one in listed}
+
+    (base / "spare/3").mkdir()
+    (base / "spare/3/saved_model.pb").write_bytes(b"broken")
+    until(lambda: statuses().get("3") == "END")
+    yield
+    shutil.rmtree(base / "spare/3")
+    until(lambda: "3" not in statuses())
+
+
+def test_a_phone_shows_the_version_that_answers_beside_one_that_failed(
+    browser: Browser, server: ServerProcess, base: Path
+) -> None:
+    page = f"http://127.0.0.1:{server.http_port}"
+    with broken_version(server, base), browsing.watched(browser, page, size="phone") as seen:
+        seen.open().get_by_role("region", name="Model spare").get_by_text(re.compile("2 AVAILABLE 3 END")).wait_for()
 
 
 def test_a_phone_folds_what_nobody_asked_for(browser: Browser, server: ServerProcess) -> None:
@@ -395,7 +422,7 @@ def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server:
     for number in range(4):
         server.http.post("/v1/models/pair:lookup", json={"features": {"user": [number - 4]}})
     for _ in range(3):
-        server.http.post("/v1/models/toy:lookup", json={"features": {"nothing": [1]}})
+        server.http.post("/v1/models/spare:lookup", json={"features": {"nothing": [1]}})
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         ask = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
         for _ in range(2):
@@ -412,13 +439,13 @@ def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server:
         and beyond.locator("td").nth(2).inner_text() == "4"
     )
     cells = [row.locator("td").all_inner_texts() for row in rows.all()[:2]]
-    assert [(one[2], one[3], one[4]) for one in cells] == [
-        ("2", "gRPC Predict", "unknown model"),
-        ("3", "HTTP lookup", "toy"),
+    assert [one[2:6] for one in cells] == [
+        ["2", "gRPC Predict", "127.0.0.1", "unknown model"],
+        ["3", "HTTP lookup", "127.0.0.1", "spare"],
     ]
-    assert cells[0][5].startswith("NOT_FOUND ") and cells[0][5].endswith("; models: large, pair, spare, toy")
+    assert cells[0][6].startswith("NOT_FOUND ") and cells[0][6].endswith("; models: large, pair, spare, toy")
     assert all(re.fullmatch(r"now|\d+ (s|min) ago", time) for one in cells for time in one[:2])
-    assert all(re.fullmatch(r"[\w.:-]{6,64}", one[6]) for one in cells)
+    assert all(re.fullmatch(r"[\w.:-]{6,64}", one[7]) for one in cells)
     # The table fits its box, with its last column.
     assert page.get_by_role("region", name="Failed requests").evaluate("box => box.scrollWidth <= box.clientWidth")
     exact = [one.get_attribute("title") or "" for one in rows.locator("td:first-child time").all()]
@@ -428,8 +455,8 @@ def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server:
     attention.get_by_text(re.compile(r"\d+ requests failed in the last 5 minutes")).wait_for()
     failing = attention.get_by_role("region", name="Requests that failed").locator("tbody tr")
     told = [row.locator("td").all_inner_texts() for row in failing.all()]
-    assert {("unknown model", "NOT_FOUND"), ("toy", "INVALID_ARGUMENT")} <= {(one[0], one[1]) for one in told}
-    attention.get_by_text(re.compile(r"Of the \d+ newest:")).wait_for()
+    assert {("unknown model", "NOT_FOUND"), ("spare", "INVALID_ARGUMENT")} <= {(one[0], one[1]) for one in told}
+    attention.get_by_text(re.compile(r"Of the \d+ newest, by client: 127\.0\.0\.1 \(\d+\)\. By reason:")).wait_for()
     often = attention.get_by_role("list", name="What failed most").get_by_role("listitem").all_inner_texts()
     assert 1 <= len(often) <= 3 and any('signature "lookup" has no feature' in text for text in often)
     attention.get_by_role("link", name="Last errors").click()
@@ -508,7 +535,12 @@ def test_a_broken_link_is_told(console: Watched) -> None:
 def test_versions_on_disk_are_compared_and_an_empty_choice_explains_itself(
     console: Watched, server: ServerProcess, base: Path
 ) -> None:
-    page = console.open("compare?model=spare")
+    with broken_version(server, base):
+        page = console.open("compare?model=spare")
+        # A version that failed to load is not compared unless somebody chooses it.
+        browsing.wait_for(page, "/3 .failed to load/.test(document.body.innerText)")
+        page.get_by_text("From version 1 to 2: ").wait_for()
+    browsing.wait_for(page, "!/failed to load/.test(document.body.innerText)")
     page.locator("section[aria-label='Table user']").wait_for()
     page.get_by_text("From version 1 to 2: 0 rows added, 0 removed").wait_for()
     assert box(page, "From version").locator("option").all_inner_texts() == ["2", "1 (on disk, not served)"]
@@ -726,7 +758,7 @@ def test_rows_are_changed_and_erased_after_a_question(browser: Browser, server: 
             assert seen.findings() == []
 
 
-def test_a_model_is_rolled_back_after_a_question(browser: Browser, server: ServerProcess) -> None:
+def test_a_model_is_rolled_back_after_a_question(browser: Browser, server: ServerProcess, base: Path) -> None:
     def version() -> str:
         return str(server.http.get("/v1/models/spare/metadata").json()["model_spec"]["version"])
 
@@ -735,6 +767,10 @@ def test_a_model_is_rolled_back_after_a_question(browser: Browser, server: Serve
         page = seen.open("admin")
         card = page.locator("section[aria-label='Versions']")
         card.get_by_role("combobox", name="Model to roll back").select_option("spare")
+
+        versions = card.get_by_role("combobox", name="To version")
+        assert versions.locator("option").all_inner_texts() == ["2 (served now)", "1"]
+        assert versions.input_value() == "1"
 
         def roll_back(to: str) -> None:
             card.get_by_role("combobox", name="To version").select_option(to)
@@ -752,7 +788,9 @@ def test_a_model_is_rolled_back_after_a_question(browser: Browser, server: Serve
         page.get_by_role("button", name="Yes, end roll-back").click()
         page.get_by_text("spare serves the versions again").wait_for()
         until(lambda: version() == "2")
-        spare.get_by_text("To go back to an older version: Roll back on").wait_for()
+        spare.get_by_text(f"mv {base}/spare/2 {base}/spare/.2").wait_for()
+        link = spare.get_by_role("link", name="page Admin")
+        assert link.get_attribute("href") == f"http://127.0.0.1:{server.admin_port}/console#/admin"
         overview.close()
         card.get_by_role("button", name="End roll-back", exact=True).click()
         page.get_by_role("button", name="Yes, end roll-back").click()

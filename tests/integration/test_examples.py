@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,10 +43,29 @@ def run(*arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_every_request_of_the_demo_is_answered(demo_model: Path) -> None:
+def test_every_request_of_the_demo_is_answered_and_its_server_ends_with_it(demo_model: Path) -> None:
     port, rest_api_port = unused_ports(2)
-    ports = (f"--port={port}", f"--rest_api_port={rest_api_port}")
-    shown = run("examples/demo.py", "--check", f"--model_base_path={demo_model}", *ports)
+    command = ["examples/demo.py", f"--model_base_path={demo_model}", f"--port={port}"]
+    with subprocess.Popen(
+        [sys.executable, *command, f"--rest_api_port={rest_api_port}"],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as demo:
+        try:
+            assert demo.stdout is not None
+            lines = iter(demo.stdout.readline, "")
+            shown = "".join(itertools.takewhile(lambda line: "runs until Ctrl-C" not in line, lines))
+            demo.terminate()
+            # The output ends with the last process that holds it, which is the server.
+            demo.communicate(timeout=60)
+            assert demo.returncode == 0, shown
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(demo.pid, signal.SIGKILL)
     assert '{"embeddings":{"genres":[[' in shown
     assert re.search(r'\{"rows":\[\[-?\d', shown)
     assert "nearest to Synthetic film 50, by name" in shown

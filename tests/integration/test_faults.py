@@ -1,20 +1,22 @@
 """Faults of files, disks, memory and the process: the server sends no wrong answer, and starts again in its place.
 
 What is simulated: RLIMIT_FSIZE stands for a disk that is full or read-only (every write of a file of some length fails,
-with EFBIG in place of ENOSPC or EROFS), /dev/full for a full disk below the log, RLIMIT_AS for a control group's limit
-(an allocation fails in place of a process being killed).
+with EFBIG in place of ENOSPC or EROFS), /dev/full and a small tmpfs for a full disk below the log, RLIMIT_AS for a
+control group's limit (an allocation fails in place of a process being killed).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 
@@ -22,10 +24,14 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.conformance.wires import predict_request
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
+from tests.integration.h2_client import H2Client, framed
 from tests.integration.limited import LOOKUP, limited, lookup, used_while_idle_s
-from tests.integration.process import PACE_S, PATIENCE_S, ServerProcess, until
+from tests.integration.process import PACE_S, PATIENCE_S, ServerProcess, stopped, until
+from tests.integration.raw_http import BODY, connect, post, rest, status
+from tests.integration.silent import small_disk
 from tests.integration.steady_clients import FEATURES, SteadyClients
 from tests.integration.test_deltas import change, metrics
 from tests.integration.test_reload import versions
@@ -303,6 +309,52 @@ def test_a_disk_that_takes_nothing_keeps_nobody_from_serving(base: Path) -> None
         # The refused request also makes a line of the log, which can not be written.
         assert http.post(LOOKUP, json={"features": {"user": [77]}}).status_code == 400
         assert process.poll() is None
+
+
+def test_a_log_on_a_full_disk_goes_on_once_there_is_room(base: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with small_disk(disk, 256 << 10), (disk / "log").open("wb") as log:
+        with limited(base, stderr=log, log_format="json") as (_, http):
+            with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+                while True:
+                    filler.write(bytes(512))
+
+            def is_refused() -> bool:
+                assert http.post(LOOKUP, json={"features": {"user": [77]}}).status_code == 400
+                lost = read_exposition(http.get("/metrics").text)["embedding_server_log_lines_dropped_total"]
+                return lost.value(reason="output") > 0
+
+            until(is_refused)
+            assert lookup(http, [1]) == ROW_1
+            (disk / "filler").unlink()
+            until(lambda: is_refused() and b"log lines dropped" in (disk / "log").read_bytes())
+        whole = [is_json(line) for line in (disk / "log").read_bytes().splitlines()]
+        assert whole.count(False) <= 1, "the line that the disk took in part"
+
+
+def is_json(line: bytes) -> bool:
+    """Says whether a line of the log is whole."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def test_a_server_that_was_stopped_for_a_while_cuts_no_upload(serve: Serve) -> None:
+    server = serve(stall_timeout_s=1).ready()
+    upload = post(BODY, b"connection: close")
+    message = framed(predict_request("default", {"user": np.array([1])}))
+    with connect(server) as sock, H2Client(server.grpc_port) as client:
+        sock.sendall(upload[:-5])
+        stream = client.begin()
+        client.send(stream, message[:-5], is_last=False)
+        with stopped(server.pid):
+            time.sleep(3)
+        assert server.http.get("/readyz").status_code == 200
+        sock.sendall(upload[-5:])
+        client.send(stream, message[-5:])
+        assert status(rest(sock)) == 200 and client.answer(stream).status == 0
 
 
 def test_a_log_whose_reader_is_gone_keeps_nobody_from_serving(base: Path) -> None:

@@ -311,4 +311,4 @@ def test_flags_that_tensorflow_serving_has_and_this_server_not_are_named_or_stop
     assert named == {"--enable_profiler", "--num_unload_threads"}
     refused = serve("--use_alts_credentials")
     assert refused.exit_code() == 2
-    assert "--use_alts_credentials is not supported: ALTS is not supported" in refused.text()
+    assert "--use_alts_credentials is not supported: --ssl_config_file sets TLS for gRPC" in refused.text()

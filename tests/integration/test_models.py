@@ -105,7 +105,7 @@ def test_a_file_lists_models_policies_and_labels(
     assert ask(server, "a/labels/x") == (400, "Unrecognized servable version label: x; labels: canary, stable")
     assert ask(server, "bad")[0] == 503
     assert server.http.get("/readyz").json()["problems"] == {
-        "bad": f"cannot read its folder {tmp_path / 'nothing'}: No such file or directory"
+        "bad": f"cannot read the folder {tmp_path / 'nothing'}: No such file or directory"
     }
     # The model config file no longer has the models "bad" and "b", and moves a label.
     write(model("a", a, ALL + label("stable", 2)))
@@ -326,7 +326,7 @@ def test_the_operator_opens_a_folder_and_the_admin_port_opens_all(
         content=f"model_config_list {{ {entries} {missing} }}",
         timeout=60,
     )
-    assert f"cannot read its folder {elsewhere}/no" in refused.json()["error"], "an operator is told all"
+    assert f"cannot read the folder {elsewhere}/no" in refused.json()["error"], "an operator is told all"
 
 
 NUM_MODELS = 60

@@ -78,6 +78,7 @@ def test_statusz_tells_what_is_served_held_and_refused(server: ServerProcess) ->
     assert row["p99_ms"] >= row["p50_ms"] > 0
     error = found["last_errors"][0]
     assert (error["request_id"], error["code"], error["model"]) == ("my-own", "INVALID_ARGUMENT", "toy")
+    assert error["client"] == "127.0.0.1"
     assert "77" in error["message"]
     failures = found["recent_failures"]
     of_toy = [one["requests"] for one in failures["counts"] if (one["model"], one["code"]) == ("toy", error["code"])]
@@ -165,6 +166,7 @@ def test_slow_requests_are_logged_with_their_id(server: ServerProcess) -> None:
     until(is_logged)
     slow = [one for one in statusz(server)["slow_requests"] if one["request_id"] == "slow-1"]
     assert (slow[0]["api"], slow[0]["method"], slow[0]["rows"], slow[0]["version"]) == ("http", "lookup", 1, 3)
+    assert slow[0]["client"] == "127.0.0.1"
     assert slow[0]["seconds"] >= slow[0]["run_seconds"] > 0
 
 

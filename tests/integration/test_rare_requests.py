@@ -91,6 +91,7 @@ OVER_HTTP = [
 # A lookup of one row of the toy model.
 USUAL = predict_request("toy", {"user": np.array([1])})
 NOT_A_MESSAGE = "The request is not a valid tensorflow.serving.PredictRequest message."
+ENDED = "The client ended the call after {} of {} bytes of its message."
 # Body of a call, and its status; the texts of refusals.
 OVER_GRPC: list[tuple[bytes, int, str]] = [
     (framed(USUAL + b"\x98\x06\x01"), 0, ""),
@@ -103,7 +104,11 @@ OVER_GRPC: list[tuple[bytes, int, str]] = [
     (framed(USUAL + b"\x9b\x06"), 3, NOT_A_MESSAGE),
     (framed(b""), 3, "Missing ModelSpec"),
     (framed(b"x" * 2 * MAX_BYTES), 8, f"SERVER: Received message larger than max ({2 * MAX_BYTES} vs. {MAX_BYTES})"),
-    (framed(USUAL)[:-1], 12, "The method takes exactly one request message, and the client sent none."),
+    # Prefixes that promise more bytes than come, 4 GiB, and fewer than come.
+    (framed(USUAL)[:-1], 13, ENDED.format(len(USUAL) + 4, len(USUAL) + 5)),
+    (framed(USUAL)[:3], 13, ENDED.format(3, 5)),
+    (b"\0\xff\xff\xff\xff" + USUAL, 8, f"SERVER: Received message larger than max ({2**32 - 1} vs. {MAX_BYTES})"),
+    (b"\0\0\0\0\3" + USUAL, 12, "The method takes exactly one request message, and the client sent more."),
     (b"\x02" + framed(USUAL)[1:], 13, "The message's prefix has the unknown flag 2."),
 ]
 
@@ -138,6 +143,9 @@ def test_rare_requests_are_answered_and_refused_by_the_core(tmp_path: Path, serv
             got = client.answer(stream)
             assert (got.status, got.headers.get("grpc-message", "")) == (code, text)
     assert forwarded(server) - before == 1
+    # Faults of clients are no faults of the server in metrics, whatever code gRPC gives them.
+    failures = server.http.get("/v1/statusz").json()["recent_failures"]["counts"]
+    assert "INTERNAL" not in {one["code"] for one in failures}
 
 
 def test_callers_without_credentials_are_refused_by_the_core(tmp_path: Path, serve: Serve) -> None:

@@ -83,7 +83,7 @@ def models(tmp_path: Path) -> Path:
 def test_a_model_that_never_loads_or_is_lost_takes_no_server_away(serve: Serve, models: Path) -> None:
     server = serve(model_base_path="", model_config_file=models).answering()
     shows(server, True, True, False)
-    problem = f"cannot read its folder {models.parent / 'b'}: No such file or directory"
+    problem = f"cannot read the folder {models.parent / 'b'}: No such file or directory"
     assert server.http.get("/readyz").json() == {"status": "ready", "problems": {"b": problem}}
     write_toy_model(models.parent / "incoming")
     (models.parent / "b").mkdir()

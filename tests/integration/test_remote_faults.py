@@ -337,6 +337,26 @@ def plane(server: ServerProcess) -> dict:
     return server.http.get("/v1/statusz").json()["data_plane"]
 
 
+def test_a_server_that_dies_under_reads_and_comes_back_without_rows_gives_no_wrong_row(
+    written: tuple[Path, np.ndarray], tmp_path: Path
+) -> None:
+    folder, rows = written
+    with (
+        Cluster(tmp_path / "one", 0) as one,
+        serving(one, folder, "?timeout_ms=1000&node_timeout_ms=300") as server,
+    ):
+        server.ready()
+        with Readers(partial(read, server), rows) as readers:
+            for _ in range(3):
+                one.nodes[0].kill()
+                enough = len(readers.failures) + 5
+                until(lambda enough=enough: len(readers.failures) >= enough)
+                one.nodes[0].start()
+                push(folder, StoreAddress.parse(one.address), tables=["user"])
+                readers.more()
+        assert readers.wrong == 0 and all("UNAVAILABLE" in failure for failure in readers.failures)
+
+
 @pytest.mark.parametrize("cluster", [1], indirect=True)
 def test_no_answer_fails_while_primaries_die_and_replicas_take_over(
     cluster: Cluster, written: tuple[Path, np.ndarray]

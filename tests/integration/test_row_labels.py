@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from embedding_client.client import EmbeddingClient
+from embedding_client.errors import InvalidRequest
 from model_export.parity.integrity import integrity_faults
 from service.artifact.manifest import MANIFEST_PATH
 from tests.integration.conftest import ModelExport
@@ -93,11 +94,15 @@ def test_the_films_that_are_nearest_to_one_by_its_title(server: ServerProcess) -
     refused = server.http.post(f"{FILM}:neighbors", json={"labels": ["Star Wars"]})
     assert refused.status_code == 400
     assert refused.json()["error"] == ('table "film": no row has the label "Star Wars". There are: "Star Wars (1977)".')
-    with EmbeddingClient(f"127.0.0.1:{server.grpc_port}", model="default", timeout_s=20) as client:
-        inputs: dict[str, Any] = {"table": np.array(b"film", object), "ids": np.array([2]), "k": 1}
-        got = client.predict({**inputs, "labels": np.array(True)}, signature="neighbors")
-        assert got["labels"].tolist() == [[b"Empire (1980)"]]
-        assert "labels" not in client.predict(inputs, signature="neighbors")
+    for target in (f"127.0.0.1:{server.grpc_port}", f"http://127.0.0.1:{server.http_port}"):
+        with EmbeddingClient(target, model="default", timeout_s=20) as client:
+            by_label = client.neighbors("film", labels=["Star Wars (1977)", "Alien (1979)"], k=1)
+            assert by_label.labels.tolist() == [["Empire (1980)"], ["Empire (1980)"]]
+            named = client.neighbors("film", ids=[2], k=5, labels=True)
+            assert named.labels[0, :4].tolist() == ["Empire (1980)", "", "Alien (1979)", "Brazil (1985)"]
+            assert client.neighbors("film", ids=[2], k=1).labels is None
+            with pytest.raises(InvalidRequest, match='There are: "Star Wars'):
+                client.neighbors("film", labels=["Star Wars"])
 
 
 def test_people_see_labels(server: ServerProcess) -> None:
@@ -115,6 +120,8 @@ def test_people_see_labels(server: ServerProcess) -> None:
     ):
         assert server.http.get(path).json()["rows"][0] == row, path
     assert server.http.get(f"{genre}?text=Komedy").json() == {"rows": []}
+    tables = server.http.get("/v1/models/default/tables").json()["tables"]
+    assert {one["name"]: one["unknown_key_rows"] for one in tables} == {"film": [], "genre": []}
     names = server.http.get("/v1/models/default/tables/genre:names").json()
     while names == {"state": "computing"}:
         names = server.http.get("/v1/models/default/tables/genre:names").json()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,16 +24,13 @@ def verdicts(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 def test_clients_without_tensorflow_work_on_lookups(base: Path) -> None:
     # The third signature of the toy model needs a graph, which its file does not have, so it is left out.
-    given = ("--signatures=lookup,lookup_tpu_tensor_core", "--clients=reflection,health,curl,own")
+    given = ("--signatures=lookup,lookup_tpu_tensor_core", "--clients=reflection,health")
     done = run(base, "--model_name=toy", *given, "--", "--graph_signatures=off")
     assert done.returncode == 0, done.stdout + done.stderr
     found = verdicts(done)
     assert found["reflection list"] == "ok"
     assert found["reflection dynamic call of Predict"] == "ok"
     assert found["grpc_health Check toy"] == "ok"
-    assert found["embedding_client lookup, grpc = http"] == "ok"
-    if shutil.which("curl"):
-        assert found["curl POST :lookup"] == "ok"
 
 
 @pytest.mark.tf
@@ -49,7 +45,7 @@ def test_the_stubs_of_tensorflow_serving_work_on_its_own_model(tf_serving_testda
 
 
 def test_a_call_that_fails_fails_the_run(base: Path) -> None:
-    given = ("--signatures=serving_default", "--clients=health,own")
+    given = ("--signatures=serving_default", "--clients=health,reflection")
     done = run(base, "--model_name=toy", *given, "--", "--graph_signatures=off")
     assert done.returncode == 1
-    assert verdicts(done)["embedding_client predict serving_default, grpc = http"] == "FAILED"
+    assert verdicts(done)["reflection dynamic call of Predict"] == "FAILED"

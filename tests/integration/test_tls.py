@@ -316,7 +316,8 @@ def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(server
         until(lambda: metric(server, "embedding_server_tls_reloads_total")["grpc refused"] == refused + 1)
         assert shows(first)()
         server.process.wait_for_log(
-            "certificate refused, the one before stays", reason="server_key does not belong to server_cert"
+            "certificate refused, the one before stays",
+            reason="server_key does not belong to the first certificate in server_cert",
         )
         server.show(ssl_config(second, authority))
         until(shows(second))
@@ -414,6 +415,7 @@ def test_a_file_that_can_not_be_used_stops_the_start(base: Path, tmp_path: Path)
     settings = {"model_base_path": base, "graph_signatures": "off"}
     with ServerProcess(rest_api_ssl_config_file=tmp_path / "ssl.conf", **settings) as process:
         assert process.exit_code() == 2
-        why = f"--rest_api_ssl_config_file={tmp_path}/ssl.conf: server_key does not belong to server_cert"
+        fault = "server_key does not belong to the first certificate in server_cert"
+        why = f"--rest_api_ssl_config_file={tmp_path}/ssl.conf: {fault}"
         process.wait_for_log("cannot start", reason=why)
         assert not any(line in str(process.records) for line in one.key.splitlines()[1:-1])

@@ -42,6 +42,7 @@ _FILES = {
     "relative.conf": 'model_config_list { config { name: "m" base_path: "models/m" model_platform: "tensorflow" } }',
     "platform.conf": 'model_config_list { config { name: "m" base_path: "/models/m" } }',
     "paths.conf": 'model_config_list { config { name: "m" base_path: "BASE/toi" model_platform: "tensorflow" } }',
+    "empty.npz": "",
     "hidden/tensorflow.py": _NO_TENSORFLOW,
 }
 
@@ -136,6 +137,22 @@ EXPORT: dict[str, Mistake] = {
     "verify a folder of versions": Mistake(
         "verify models/toy", 1, "models/toy is a folder of versions: name one, such as models/toy/1"
     ),
+    "verify a Keras file": Mistake("verify whole.keras", 1, "whole.keras is a file, not the folder of a SavedModel"),
+    "inspect a Keras file": Mistake("inspect whole.keras", 1, "whole.keras is a file, not the folder of a SavedModel"),
+    "inspect a version with a broken manifest": Mistake(
+        "inspect manifest",
+        1,
+        "assets.extra/lookup_manifest.json is not valid JSON: Expecting property name enclosed in double quotes: line "
+        "1 column 2 (char 1)",
+    ),
+    "compact with a journal that is not there": Mistake(
+        "compact models/toy/1 --journal none", 1, "none does not exist"
+    ),
+    "labels of rows that are not there": Mistake(
+        "inspect models/toy/1 --labels tag=none.csv",
+        1,
+        "cannot read the labels of table 'tag' from none.csv: No such file or directory",
+    ),
     "verify a foreign SavedModel": Mistake(
         "verify foreign", 1, "foreign has no lookup manifest; `model-export` did not write it"
     ),
@@ -146,7 +163,22 @@ EXPORT: dict[str, Mistake] = {
     "delta without rows": Mistake(
         "delta models/toy/1 --table user --rows none.npz",
         1,
-        "none.npz: expected a .npz file with the arrays ids and rows ([Errno 2] No such file or directory: 'none.npz')",
+        "cannot read none.npz: No such file or directory",
+    ),
+    "delta of a .npy file": Mistake(
+        "delta models/toy/1 --table user --rows rows.npy",
+        1,
+        "rows.npy: expected a .npz file with the arrays ids and rows",
+    ),
+    "delta of a .npz file that is cut short": Mistake(
+        "delta models/toy/1 --table user --rows cut.npz",
+        1,
+        "cut.npz: expected a .npz file with the arrays ids and rows",
+    ),
+    "delta of an empty file": Mistake(
+        "delta models/toy/1 --table user --rows empty.npz",
+        1,
+        "empty.npz: expected a .npz file with the arrays ids and rows",
     ),
     "delta of an unknown table": Mistake(
         "delta models/toy/1 --table usr --rows rows.npz", 1, "no table 'usr'; tables: tag, user"
@@ -176,7 +208,7 @@ SERVER: dict[str, Mistake] = {
         + "name a folder of models, or of the versions of one model, for example: embedding-server models/movielens",
     ),
     "a misspelt folder": Mistake(
-        f"models/toi {_AT}", 2, "cannot read its folder {w}/models/toi: No such file or directory" + _HINT
+        f"models/toi {_AT}", 2, "cannot read the folder {w}/models/toi: No such file or directory" + _HINT
     ),
     "a version as the folder": Mistake(
         f"models/toy/1 {_AT}",
@@ -199,6 +231,32 @@ SERVER: dict[str, Mistake] = {
         2,
         _CAN_NOT + "EMB_MODEL_NAM is not a setting of this server (see --help); did you mean EMB_MODEL_NAME?",
         (("EMB_MODEL_NAM", "toy"),),
+    ),
+    "a variable with a wrong value": Mistake(
+        "--model_base_path=models/toy",
+        2,
+        _CAN_NOT + "EMB_PORT is 70000: expected 0 to 65535",
+        (("EMB_PORT", "70000"),),
+    ),
+    "a socket in a folder that is not there": Mistake(
+        f"--model_base_path=models/toy --grpc_socket_path=none/grpc {_AT}",
+        2,
+        "--grpc_socket_path=none/grpc: No such file or directory. Choose another path.",
+    ),
+    "a socket with a long path": Mistake(
+        f"--model_base_path=models/toy --grpc_socket_path={'x' * 120} {_AT}",
+        2,
+        f"--grpc_socket_path={'x' * 120}: AF_UNIX path too long. Choose another path.",
+    ),
+    "a file as the folder of hot rows": Mistake(
+        f"--model_base_path=models/toy --hot_rows_dir=ranker.h5 {_AT}",
+        2,
+        "--hot_rows_dir=ranker.h5 is a file: name a folder",
+    ),
+    "a store's URI in capital letters": Mistake(
+        f"S3://bucket/m {_AT}",
+        2,
+        "cannot read {w}/S3:/bucket/m: a place in an object store is written s3://BUCKET/PLACE",
     ),
     "a port that is no number": Mistake(
         "--model_base_path=models/toy --port=http", 2, _CAN_NOT + "--port is 'http': expected a whole number, or 'auto'"
@@ -233,12 +291,12 @@ SERVER: dict[str, Mistake] = {
     "a config file with a wrong path, strictly": Mistake(
         f"--strict --model_config_file=paths.conf {_AT}",
         1,
-        "--strict: model m: cannot read its folder {w}/models/toi: No such file or directory" + _HINT,
+        "--strict: model m: cannot read the folder {w}/models/toi: No such file or directory" + _HINT,
     ),
     "a misspelt path, strictly": Mistake(
         f"--strict --model_base_path=models/toi {_AT}",
         1,
-        "--strict: model default: cannot read its folder {w}/models/toi: No such file or directory" + _HINT,
+        "--strict: model default: cannot read the folder {w}/models/toi: No such file or directory" + _HINT,
     ),
     "a version as the path, strictly": Mistake(
         f"--strict --model_base_path=models/toy/1 {_AT}",
@@ -254,12 +312,13 @@ SERVER: dict[str, Mistake] = {
     "a file as the path, strictly": Mistake(
         f"--strict --model_base_path=ranker.h5 {_AT}",
         1,
-        "--strict: model default: cannot read its folder {w}/ranker.h5: Not a directory",
+        "--strict: model default: cannot read the folder {w}/ranker.h5: Not a directory",
     ),
     "a URI as the path, strictly": Mistake(
         f"--strict --model_base_path=hdfs://host/m {_AT}",
         1,
-        "--strict: model default: cannot read its folder hdfs://host/m: it is a URI, and only mounted folders are read",
+        "--strict: model default: cannot read the folder hdfs://host/m: it is a URI; this server reads "
+        "mounted folders, and s3://, gs:// and az://",
     ),
     "a bucket as the path, and no cache": Mistake(
         f"--model_base_path=s3://bucket/m {_AT}",
@@ -290,13 +349,17 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_toy_model(folder / "models/toy/1")
     write_toy_model(folder / "foreign")
     (folder / "foreign/assets.extra/lookup_manifest.json").unlink()
+    write_toy_model(folder / "manifest")
+    (folder / "manifest/assets.extra/lookup_manifest.json").write_text("{")
     (folder / "empty").mkdir()
     for name, text in _FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text.replace("BASE", str(folder / "models")))
     with zipfile.ZipFile(folder / "whole.keras", "w") as archive:
         archive.writestr("metadata.json", '{"keras_version": "3.0"}')
+    np.save(folder / "rows.npy", np.zeros((1, 2), np.float32))
     np.savez(folder / "rows.npz", ids=np.array([1]), rows=np.zeros((1, 2), np.float32))
+    (folder / "cut.npz").write_bytes((folder / "rows.npz").read_bytes()[:100])
     return folder
 
 
@@ -344,7 +407,7 @@ def test_a_mistake_has_its_status_and_says_what_to_do(
 
 # Maps --model_base_path, relative to the test's folder, to the reason that a server without any version gives.
 WAITING = {
-    "models/toi": "cannot read its folder {w}/models/toi: No such file or directory" + _HINT,
+    "models/toi": "cannot read the folder {w}/models/toi: No such file or directory" + _HINT,
     "models/toy/1": "no version folder (an integer name such as 1) in {w}/models/toy/1, which holds saved_model.pb and "
     "so is a version itself" + _HINT,
 }

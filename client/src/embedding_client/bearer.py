@@ -19,12 +19,16 @@ class Bearer:
       token: the token, or a callable that returns it for each request; None: no token is sent.
 
     Raises:
-      ValueError: the string can not be a token; the message does not show the string.
+      ValueError: this can not be a token; the message does not show it.
     """
 
     __slots__ = ("_token", "_value")
 
     def __init__(self, token: Token) -> None:
+        if not (token is None or isinstance(token, str) or callable(token)):
+            raise ValueError(
+                f"token is of type {type(token).__name__}: expected a string, or a function that returns it"
+            )
         self._token = token
         self._value = _value(token) if isinstance(token, str) else None
 
@@ -48,7 +52,7 @@ class Bearer:
 
 def _value(token: str) -> str:
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise ValueError("token: expected printable ASCII without spaces")
+        raise ValueError("token: expected printable ASCII without spaces and line ends; strip() what a file has")
     return f"Bearer {token}"
 
 

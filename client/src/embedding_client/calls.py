@@ -21,7 +21,13 @@ class Where(NamedTuple):
 
 
 def where(version: int | None, label: str | None) -> Where:
-    """Makes a `Where`, the version that a request asks for, of a number or a label; raises InvalidRequest for both."""
+    """Makes a `Where`, the version that a request asks for, of a number or a label.
+
+    Raises:
+      InvalidRequest: both were given, or the version is no integer.
+    """
+    if version is not None and not hasattr(version, "__index__"):
+        raise invalid(f"version is {version!r}: expected an integer; a name such as 'stable' is a label.")
     if version is not None and label is not None:
         raise invalid(f"version {version} and label {label!r} were both given; send one or the other.")
     return Where(version, label)

@@ -172,6 +172,7 @@ class EmbeddingClient:
         ids: Sequence[int] | Array | None = None,
         keys: Sequence[Any] | Array | None = None,
         vectors: Sequence[Sequence[float]] | Array | None = None,
+        labels: Sequence[str] | bool | None = None,
         k: int | None = None,
         metric: str | None = None,
         feature: str | None = None,
@@ -185,10 +186,11 @@ class EmbeddingClient:
         label: str | None = None,
         timeout_s: float | None = None,
     ) -> Neighbors:
-        """Finds the rows of a table that are nearest to its rows named by ids or keys, or to [Q, D] vectors.
+        """Finds the rows of a table that are nearest to its rows named by ids, keys or labels, or to [Q, D] vectors.
 
         Args:
-          ids, keys, vectors: the queries; exactly one of the three.
+          ids, keys, vectors, labels: the queries; exactly one of the four. With `labels=True` beside one of the others,
+            and for queries by label, the result has the labels of the rows.
           k: most neighbours of each query; default: 10.
           metric: "dot", "cosine", or "l2", the squared Euclidean distance; default: "dot".
           feature: the feature whose vocabulary has the keys, if the table has several vocabularies.
@@ -204,6 +206,7 @@ class EmbeddingClient:
             "ids": ids,
             "keys": keys,
             "vectors": vectors,
+            "labels": labels,
             "k": k,
             "metric": metric,
             "feature": feature,

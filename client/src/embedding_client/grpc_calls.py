@@ -52,7 +52,10 @@ class GrpcCalls:
     def neighbors(self, search: Mapping[str, Array], at: Where) -> Flow[Neighbors]:
         """Calls the gRPC method Predict with the signature "neighbors"."""
         found = yield from self.predict(search, (), at, "neighbors")
-        return Neighbors(found["ids"], found["scores"], found.get("keys"), found.version)
+        labels = found.get("labels")
+        texts = None if labels is None else np.array([label.decode() for label in labels.flat], object)
+        shaped = None if texts is None else texts.reshape(found["ids"].shape)
+        return Neighbors(found["ids"], found["scores"], found.get("keys"), found.version, shaped)
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
         """Calls ModelService.GetModelStatus."""

@@ -33,14 +33,22 @@ _SHOWN_CHARS = 300
 _JSON_LENGTH = "Inference-Header-Content-Length"
 
 
-# Names of the errors of a connection that the server has closed, as a gRPC port does to HTTP/1.1.
-_CLOSED = ("ConnectionResetError", "RemoteDisconnected", "ReadError", "RemoteProtocolError")
+# Names of the errors of a connection that the server has closed, as a gRPC port does to HTTP/1.1, or on which its
+# answer was no HTTP/1.1, as that of a port with TLS.
+_CLOSED = ("ConnectionResetError", "RemoteDisconnected", "BadStatusLine", "ReadError", "RemoteProtocolError")
 
 
 def no_connection(target: Target, error: Exception) -> Unavailable:
     """Returns the error of a request whose connection could not be opened, or was closed before the answer."""
     kind = type(error).__name__
-    hint = ". Is this the server's HTTP port, by default 8501? A gRPC port closes such connections." * (kind in _CLOSED)
+    hint = ""
+    if "WRONG_VERSION_NUMBER" in str(error):
+        hint = ". This port has no TLS: begin the target with http://."
+    elif kind in _CLOSED and target.tls is None:
+        hint = (
+            ". Is this the server's HTTP port, by default 8501? A gRPC port closes such connections; for a port with "
+            "TLS, begin the target with https://."
+        )
     return Unavailable("UNAVAILABLE", f"No connection to {target}: {kind}: {error}{hint}")
 
 

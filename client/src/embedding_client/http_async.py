@@ -47,7 +47,8 @@ class AsyncHttpTransport:
         except TimeoutError as error:
             text = f"No answer from {self._target} within {timeout_s:.3g} s."
             raise DeadlineExceeded("DEADLINE_EXCEEDED", text) from error
-        except httpx.TransportError as error:
+        except (httpx.RequestError, OSError) as error:
+            # httpx leaves some errors of TLS as they are: a server that refuses the client's certificate late.
             raise no_connection(self._target, error) from error
         return checked(response.status_code, response.content, response.headers.get)
 

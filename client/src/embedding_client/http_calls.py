@@ -239,13 +239,17 @@ def _neighbors(reply: Reply) -> Neighbors:
     answer = parse_object(reply.body)
     lists = answer["ids"]
     shape = len(lists), max(map(len, lists), default=0)
-    ids, scores, keys = np.full(shape, -1, np.int64), np.full(shape, np.nan, np.float32), np.full(shape, b"", object)
+    ids, scores = np.full(shape, -1, np.int64), np.full(shape, np.nan, np.float32)
+    keys, labels = np.full(shape, b"", object), np.full(shape, "", object)
     for row, found in enumerate(lists):
         ids[row, : len(found)] = found
         scores[row, : len(found)] = float32_array(answer["scores"][row])
         for place, key in enumerate(answer["keys"][row] if "keys" in answer else ()):
             keys[row, place] = b"" if key is None else key_bytes(key)
-    return Neighbors(ids, scores, keys if "keys" in answer else None, reply.version)
+        for place, label in enumerate(answer["labels"][row] if "labels" in answer else ()):
+            labels[row, place] = label or ""
+    some_labels = labels if "labels" in answer else None
+    return Neighbors(ids, scores, keys if "keys" in answer else None, reply.version, some_labels)
 
 
 def _tables(reply: Reply) -> tuple[TableDescription, ...]:

@@ -108,8 +108,9 @@ class Methods:
           given.
         """
         given = {name: value for name, value in search.items() if value is not None}
-        if len(given.keys() & {"ids", "keys", "vectors"}) != 1:
-            raise invalid("neighbors(): give one of ids, keys and vectors.")
+        queries = given.keys() & {"ids", "keys", "vectors", "labels"}
+        if len(queries - {"labels"} if isinstance(given.get("labels"), bool) else queries) != 1:
+            raise invalid("neighbors(): give one of ids, keys, vectors and labels.")
         inputs = {name: to_array(name, value) for name, value in given.items()}
         inputs["table"] = to_array("table", table)
         if "vectors" in inputs and inputs["vectors"].dtype.kind in "iu":

@@ -69,13 +69,15 @@ class Neighbors(NamedTuple):
 
     ids: [Q, n] int64, -1 after the last row of a query. scores: [Q, n] float32, NaN after the last.
     keys: [Q, n] bytes objects, integer keys as decimal text, b"" for a row without a key; None: the table has no keys.
-    version: the model version that answered.
+    version: the model version that answered. labels: [Q, n] str objects, "" for a row without a label; None: the search
+      asked for no labels.
     """
 
     ids: Array
     scores: Array
     keys: Array | None
     version: int | None
+    labels: Array | None = None
 
 
 class State(IntEnum):

@@ -158,16 +158,19 @@ function summary(tables: TableDiff[], from: string, to: string): string {
 export function Compare({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
   const models = overview.models;
   const canCompare = overview.methods.includes("diff");
-  const model = models.find((one) => one.name === params["model"]) ?? models[0];
+  const model = models.find((one) => one.name === params["model"]) ?? models.find((one) => one.folders.length > 1) ?? models[0];
   const name = model?.name ?? "";
   // A version that is not served is compared from its folder.
   const served = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => one.version) ?? [];
   const versions = [...new Set([...served, ...(model?.folders ?? [])])].sort((a, b) => b - a).map(String);
-  const options = versions.map((one): [string, string] => [one, served.includes(Number(one)) ? one : `${one} (on disk, not served)`]);
+  const failed = model?.versions.filter((one) => one.code !== "OK").map((one) => String(one.version)) ?? [];
+  const sound = versions.filter((one) => !failed.includes(one));
+  const told = (one: string): string => (served.includes(Number(one)) ? one : `${one} (${failed.includes(one) ? "failed to load" : "on disk, not served"})`);
+  const options = versions.map((one): [string, string] => [one, told(one)]);
   const chosen = (key: string, otherwise: string | undefined): string =>
     versions.includes(params[key] ?? "") ? (params[key] ?? "") : (otherwise ?? "");
-  const to = chosen("to", versions[0]);
-  const from = chosen("from", versions.find((one) => Number(one) < Number(to)) ?? versions[1]);
+  const to = chosen("to", sound[0] ?? versions[0]);
+  const from = chosen("from", sound.find((one) => Number(one) < Number(to)) ?? versions.find((one) => one !== to));
   const absent = (["from", "to"] as const).map((key) => params[key] ?? "").filter((one) => one && !versions.includes(one));
   const path = canCompare && from && to && from !== to ? `${modelPath(name, from)}:diff?to=${to}` : "";
   const diff = useLoad(path, async (signal) => (path ? get<Diff>(path, signal) : undefined));

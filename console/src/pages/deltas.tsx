@@ -1,8 +1,8 @@
 // Deltas: rows that changed without a new version, and the journal of upserts, for each version.
 import type { JSX } from "preact";
 import { Overview, Session, get, tablePath } from "../api";
-import { address, useLoad } from "../hooks";
-import { Ago, Grid, Status, bytes, duration, shown } from "../parts";
+import { useLoad } from "../hooks";
+import { AdminPage, Ago, Grid, Status, bytes, duration, shown } from "../parts";
 import { DeltaStatus, Statusz } from "../statusz";
 
 const POLL_MS = 2000;
@@ -15,19 +15,11 @@ function reasons(counts: Record<string, number>): string {
   return told.join(", ") || "none";
 }
 
-/** Says where the page Admin is, with a link if this browser can reach it. */
+/** Says where the page Admin is. */
 function AdminPlace({ session, port }: { session: Session; port: unknown }): JSX.Element {
   const right = session.needs_sign_in ? " The caller needs the right “admin”." : "";
-  if (session.is_admin) return <>The <a href={address("admin")}>page Admin</a> has a form.{right}</>;
   if (port === 0) return <>The page Admin has a form, on a server that is started with --admin_port.{right}</>;
-  const isOwn = /^(localhost|127\..*|\[::1\])$/.test(location.hostname) && typeof port === "number";
-  const place = `${location.protocol}//${location.hostname}:${port}/console${address("admin")}`;
-  return (
-    <>
-      The {isOwn ? <a href={place}>page Admin</a> : "page Admin"} of the admin port{typeof port === "number" ? `, ${port} on the server's machine,` : ""} has a
-      form.{right}
-    </>
-  );
+  return <>The <AdminPage isHere={session.is_admin} port={port} /> has a form.{right}</>;
 }
 
 interface Place {

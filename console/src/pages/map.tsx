@@ -377,7 +377,7 @@ export function MapPage({ overview, params }: { overview: Overview; params: Para
   const names = useLoad(`${base} names`, async (signal) => (base ? loadComputed<Names>(`${base}:names`, signal) : undefined)).data;
   const nameAt = (at: number): string => {
     const keys = Object.values(names?.keys ?? {}).find((one) => one[at] != null);
-    return nameOf({ label: names?.labels[at] ?? null, key: keys?.[at] });
+    return nameOf({ id: map.data?.ids[at] ?? -1, label: names?.labels[at] ?? null, key: keys?.[at] }, choice.table);
   };
   const data = useLoad(
     `${base} ${by} ${by === "drift" ? since : ""}`,

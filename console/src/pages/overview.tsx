@@ -3,8 +3,8 @@ import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import { Change, Model, Overview, Version, get, nowS } from "../api";
 import { address, readAddress, useLoad } from "../hooks";
-import { Ago, Badge, Column, Folded, Grid, IS_PHONE, Problem, READS, UNKNOWN_MODEL, ago, bytes, clock, duration, modelName, shown, time } from "../parts";
-import { Noted, Setting, Statusz, VersionStatus } from "../statusz";
+import { AdminPage, Ago, Badge, Column, Folded, Grid, IS_PHONE, Problem, READS, UNKNOWN_MODEL, ago, bytes, clock, duration, modelName, shown, time } from "../parts";
+import { Noted, Setting, Statusz, TableStatus, VersionStatus } from "../statusz";
 
 // Width of the time line; it is scaled to its card, and its letters with it.
 const WIDTH = IS_PHONE ? 320 : 600;
@@ -91,16 +91,30 @@ function Since({ model, version }: { model: Model; version: Version }): JSX.Elem
 }
 
 /** How to serve an older version again, or that one is served. */
-function RollBack({ model }: { model: Model }): JSX.Element | null {
-  const where = "the page Admin of --admin_port";
+function RollBack({ model, adminPage, hasAdmin }: { model: Model; adminPage: JSX.Element; hasAdmin: boolean }): JSX.Element | null {
   if (model.pinned !== null)
     return (
       <p class="problem">
-        Rolled back to {model.pinned}, until End roll-back on {where}, or the next list of models.
+        Rolled back to {model.pinned}, until End roll-back on the {adminPage}, or the next list of models.
       </p>
     );
-  if (model.folders.length < 2) return null;
-  return <p class="faint">To go back to an older version: Roll back on {where}, or rename the newest version's folder to a name that is no number.</p>;
+  const served = model.versions.find((one) => one.state === "AVAILABLE");
+  if (model.folders.length < 2 || !served) return null;
+  const folder = `${model.base_path}/`;
+  return (
+    <p class="faint">
+      To go back to an older version: {hasAdmin ? <>Roll back on the {adminPage} or </> : null}
+      rename the folder of version {served.version} to a name that is no number
+      {model.base_path ? <>: <code>mv {folder}{served.version} {folder}.{served.version}</code></> : "."}
+    </p>
+  );
+}
+
+/** Tells how much of a table is in memory. */
+function inMemory({ mapped_bytes, resident_bytes }: TableStatus): string {
+  // The kernel counts whole pages, which a small table does not fill.
+  const isWhole = resident_bytes === null || resident_bytes >= mapped_bytes;
+  return isWhole ? bytes(mapped_bytes) : `${bytes(resident_bytes)} of ${bytes(mapped_bytes)}`;
 }
 
 function ModelCard(props: {
@@ -108,6 +122,8 @@ function ModelCard(props: {
   problem: string;
   details: VersionStatus[];
   nowS: number;
+  /** The setting --admin_port; undefined if the caller may not see it. */
+  adminPort: unknown;
   hasLinks: boolean;
   /** A phone shows the card's body when it is asked for. */
   isFolded: boolean;
@@ -122,7 +138,8 @@ function ModelCard(props: {
   const tables = details.flatMap((one) => (one.tables ?? []).map((table) => ({ ...table, version: one.version })));
   const isSampled = tables.some((one) => one.reads !== null);
   const notRun = details.flatMap((one) => Object.entries(one.not_run ?? {}).map(([name, reason]) => ({ version: one.version, name, reason })));
-  const newest = model.versions[0];
+  // The version that answers, and the newest one if that is another.
+  const told = [...new Set([model.versions.find((one) => one.state === "AVAILABLE"), model.versions[0]])].filter((one) => one !== undefined);
   const body = (
     <>
       {problem ? <p class="problem">{problem}</p> : null}
@@ -155,7 +172,7 @@ function ModelCard(props: {
           },
         ]}
       />
-      <RollBack model={model} />
+      <RollBack model={model} adminPage={<AdminPage isHere={!props.hasLinks} port={props.adminPort} />} hasAdmin={props.adminPort !== 0} />
       {model.versions
         .filter((one) => one.message)
         .map((one) => (
@@ -201,7 +218,12 @@ function ModelCard(props: {
             { name: "size (rows)", isNumber: true, cell: (one) => shown(one.rows) },
             { name: "dimension", isNumber: true, cell: (one) => one.dim },
             { name: "dtype", cell: (one) => one.dtype },
-            { name: "memory", isNumber: true, cell: (one) => bytes(one.mapped_bytes) },
+            {
+              name: "in memory",
+              tip: "bytes of the table that are in memory now, of the bytes in its file, from which the rest is read when a request needs it",
+              isNumber: true,
+              cell: (one) => inMemory(one),
+            },
             isSampled
               ? { name: "reads", tip: READS, isNumber: true, cell: (one) => (one.reads === null ? "not sampled" : shown(one.reads)) }
               : { name: "ids of lookups", isNumber: true, cell: (one) => shown(one.ids ?? 0) },
@@ -229,7 +251,11 @@ function ModelCard(props: {
         <details open={problem !== ""}>
           <summary>
             <h2>{model.name}</h2>
-            {newest ? <>{newest.version} <Badge state={newest.state} isBad={newest.code !== "OK"} /></> : null}
+            {told.map((one) => (
+              <span key={one.version} class="whole">
+                {one.version} <Badge state={one.state} isBad={one.code !== "OK"} />{" "}
+              </span>
+            ))}
           </summary>
           {body}
         </details>
@@ -261,6 +287,7 @@ function More<T>({ most, ...grid }: { label: string; columns: Column<T>[]; rows:
 
 const LAST_ERRORS = "last-errors";
 const SHOWN_REASONS = 3;
+const SHOWN_CLIENTS = 3;
 // The server cuts longer messages to this.
 const MAX_MESSAGE = 1000;
 
@@ -269,6 +296,8 @@ interface Group extends Noted {
   /** Their texts differ in numbers or quoted values. */
   isVaried: boolean;
   firstS: number;
+  /** How many requests each client sent. */
+  clients: Map<string, number>;
 }
 
 /** Joins failed requests with equal model, code, call and message, but for its numbers and quoted values; the newest of them stands for all. */
@@ -277,10 +306,12 @@ function grouped(errors: Noted[]): Group[] {
   for (const one of errors) {
     const key = JSON.stringify([one.model, one.code, callOf(one), one.message.replace(/"[^"]*"|-?\d[\d.,]*/g, "…")]);
     const known = found.get(key);
+    const clients = known?.clients ?? new Map<string, number>();
+    clients.set(one.client, (clients.get(one.client) ?? 0) + 1);
     if (known) {
       const isVaried = known.isVaried || known.message !== one.message;
       Object.assign(known, { count: known.count + 1, firstS: Math.min(known.firstS, one.at_s), isVaried });
-    } else found.set(key, { ...one, count: 1, firstS: one.at_s, isVaried: false });
+    } else found.set(key, { ...one, count: 1, firstS: one.at_s, isVaried: false, clients });
   }
   return [...found.values()];
 }
@@ -288,6 +319,13 @@ function grouped(errors: Noted[]): Group[] {
 /** Names what a request called, such as "HTTP lookup". */
 function callOf({ api, method }: Noted): string {
   return `${api === "grpc" ? "gRPC" : "HTTP"} ${method}`.trim();
+}
+
+/** Names the clients that sent most of some requests, with their numbers where there are several clients. */
+function clientsOf({ clients, count }: Pick<Group, "clients" | "count">): string {
+  const most = [...clients].sort((a, b) => b[1] - a[1]);
+  const named = most.slice(0, SHOWN_CLIENTS).map(([client, sent]) => `${client || "–"}${sent < count ? ` (${shown(sent)})` : ""}`);
+  return [...named, ...(most.length > SHOWN_CLIENTS ? [`${shown(most.length - SHOWN_CLIENTS)} more`] : [])].join(", ");
 }
 
 /** An error's text, with the names of models where one is not known. */
@@ -308,6 +346,8 @@ function Failures({ statusz, models }: { statusz: Statusz; models: string[] }): 
   const all = counts.reduce((sum, one) => sum + one.requests, 0);
   const since = `in the last ${seconds / 60} minutes`;
   const recent = statusz.last_errors.filter((one) => one.at_s > nowS() - seconds);
+  const clients = new Map<string, number>();
+  for (const { client } of recent) clients.set(client, (clients.get(client) ?? 0) + 1);
   const often = grouped(recent).sort((a, b) => b.count - a.count).slice(0, SHOWN_REASONS);
   if (!all) return <p class="faint">No request failed {since}.</p>;
   return (
@@ -336,7 +376,7 @@ function Failures({ statusz, models }: { statusz: Statusz; models: string[] }): 
           ]}
         />
       </Folded>
-      {often.length ? <p class="faint">Of the {recent.length} newest:</p> : null}
+      {often.length ? <p class="faint">Of the {recent.length} newest, by client: {clientsOf({ clients, count: Infinity })}. By reason:</p> : null}
       <ul aria-label="What failed most">
         {often.map((one) => (
           <li key={one.request_id}>
@@ -440,6 +480,7 @@ function ServerDetails({ statusz }: { statusz: Statusz }): JSX.Element {
             rows={statusz.slow_requests}
             columns={[
               { name: "at", cell: (one) => <Ago atS={one.at_s} /> },
+              { name: "client", cell: (one) => one.client },
               { name: "model", cell: (one) => modelName(one.model) },
               { name: "signature", cell: (one) => one.signature },
               { name: "rows", isNumber: true, cell: (one) => shown(one.rows) },
@@ -526,6 +567,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
           problem={overview.problems[model.name] ?? ""}
           details={data?.models[model.name]?.versions ?? []}
           nowS={nowS()}
+          adminPort={data?.settings["admin_port"]?.value}
           hasLinks={hasLinks}
           isFolded={overview.models.length > 1}
         />
@@ -556,6 +598,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
                     { name: "first at", cell: (one) => <Ago atS={one.firstS} /> },
                     { name: "requests", isNumber: true, cell: (one) => shown(one.count) },
                     { name: "call", cell: (one) => <span class="whole">{callOf(one)}</span> },
+                    { name: "client", tip: "the caller's name, or the address of a client that is no known caller; with the number of its requests if there are several clients", cell: (one) => <span class="word">{clientsOf(one)}</span> },
                     { name: "model", cell: (one) => modelName(one.model) },
                     { name: "code and message", cell: (one) => <span class="word"><b>{one.code}</b> <Message one={one} models={names} /></span> },
                     { name: "last request id", cell: (one) => <code>{one.request_id}</code> },

@@ -36,7 +36,7 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
           <Grid
             label="Rows of the table"
             isChosen={(row) => String(row.id) === params["id"]}
-            rows={column(page.norms).map((norm, at) => ({ id: start + at, norm, key: page.keys[at], label: page.labels[at] ?? (page.labels.length && !nameOf({ key: page.keys[at] }) ? "(no label)" : null) }))}
+            rows={column(page.norms).map((norm, at) => ({ id: start + at, norm, key: page.keys[at], label: page.labels[at] ?? (page.labels.length && !nameOf({ id: start + at, key: page.keys[at] }, choice.table) ? "(no label)" : null) }))}
             columns={[
               ...rowColumns<NamedRow>(choice, { start: String(start) }).slice(0, page.keys.length || page.labels.length ? 2 : 1),
               { name: "norm", isNumber: true, cell: (row) => row.norm },

@@ -171,14 +171,15 @@ function rowsOf({ spans }: History): ModelRow[] {
 /** The latencies of the last five minutes, of each model's lookups and predictions apart. */
 function Latencies({ span }: { span: Span }): JSX.Element {
   const answered = span.rows.filter((one) => one.successes);
-  const [p50, p99] = [column(answered.map((one) => one.p50_ms), 3), column(answered.map((one) => one.p99_ms), 3)];
+  // Microseconds, because a lookup takes some of them where another model's predictions take milliseconds.
+  const [p50, p99] = [answered.map((one) => one.p50_ms), answered.map((one) => one.p99_ms)].map((ms) => column(ms, 3, "–", 3));
   return (
     <section class="card" aria-label="Latency by kind">
       <h2>Latency of the last {span.seconds < 295 ? duration(span.seconds) : "5 minutes"}</h2>
       {answered.length ? (
         <Grid
           label="Latency of lookups and of predictions"
-          rows={answered.map((one, at) => ({ ...one, p50: p50[at], p99: p99[at] }))}
+          rows={answered.map((one, at) => ({ ...one, p50: p50?.[at], p99: p99?.[at] }))}
           columns={[
             { name: "model", cell: (one) => modelName(one.model) },
             { name: "requests", cell: (one) => (one.kind === "lookup" ? "lookups" : "predictions") },

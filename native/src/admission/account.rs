@@ -194,7 +194,7 @@ impl Drop for Hold {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

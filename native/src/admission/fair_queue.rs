@@ -3,7 +3,9 @@
 //! Models take turns. Within a model, client addresses take turns; within an address, its connections do. Turns are
 //! weighted by the expected run time. The rules are those of `service/search/searches.py`.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,13 +24,24 @@ const EARLIER_WAITS: f64 = 15.0 / 16.0;
 const PRIOR_S: f64 = 0.05;
 /// The largest factor by which the estimate of a wait is corrected.
 const MOST_CORRECTION: f64 = 16.0;
+/// The bits of an IPv6 address that name its /64.
+const HOST_NETWORK: u128 = u128::MAX << 64;
 /// Number of size classes of requests; each class holds requests of up to twice the bytes of the class before it.
 const CLASSES: usize = 33;
 
 /// Returns the address part of "address:port".
 #[must_use]
 pub fn address_of(peer: &str) -> &str {
-    peer.rsplit_once(':').map_or(peer, |(address, _)| address)
+    peer.rsplit_once(':').map_or(peer, |(address, _)| address).trim_matches(['[', ']'])
+}
+
+/// Returns the client that the limits of a client address count: the address part of "address:port", of an IPv6 address
+/// its /64, because one host usually has all addresses of a /64.
+#[must_use]
+pub fn client_of(peer: &str) -> Cow<'_, str> {
+    let address = address_of(peer);
+    let network = |address: Ipv6Addr| Ipv6Addr::from_bits(address.to_bits() & HOST_NETWORK);
+    address.parse().map_or(Cow::Borrowed(address), |address| format!("{}/64", network(address)).into())
 }
 
 /// The properties of a request by which the queue decides whether the request may wait, and where.
@@ -46,7 +59,7 @@ impl Ask {
     /// Describes a request of a connection to the queue. `peer` is the client's "address:port".
     #[must_use]
     pub fn new(model: &str, peer: &str, bytes: usize, deadline: Option<Instant>) -> Self {
-        Ask { path: [model.into(), address_of(peer).into(), peer.into()], bytes, deadline }
+        Ask { path: [model.into(), client_of(peer).into(), peer.into()], bytes, deadline }
     }
 }
 
@@ -344,13 +357,12 @@ impl<T> FairQueue<T> {
         self.limits.wait.saturating_mul(PATIENCE)
     }
 
-    /// Removes all requests from the queue, and returns their values.
     pub fn clear(&mut self) -> Vec<T> {
         std::iter::from_fn(|| self.root.take()).map(|(request, _)| request.value).collect()
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 
@@ -379,6 +391,15 @@ mod tests {
     /// Removes all waiting requests, and returns them in the order in which the only slot would run them.
     fn order(queue: &mut FairQueue<usize>) -> Vec<usize> {
         queue.clear()
+    }
+
+    #[test]
+    fn all_addresses_of_an_ipv6_host_are_one_client() {
+        let hosts = ["[2001:db8:1:2::5]:443", "[2001:db8:1:2:aaaa:bbbb:cccc:dddd]:9", "[2001:db8:1:3::5]:443"];
+        assert_eq!(hosts.map(client_of), ["2001:db8:1:2::/64", "2001:db8:1:2::/64", "2001:db8:1:3::/64"]);
+        let others = ["[::1]:80", "10.0.0.5:443", "unix/0/12:7"];
+        assert_eq!(others.map(client_of), ["::/64", "10.0.0.5", "unix/0/12"]);
+        assert_eq!(others.map(address_of), ["::1", "10.0.0.5", "unix/0/12"]);
     }
 
     #[test]

@@ -164,8 +164,10 @@ impl Gate {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     fn gate(slots: usize, queued: usize, millis: u64) -> Arc<Gate> {
@@ -199,8 +201,7 @@ mod tests {
     async fn cancelled_and_late_requests_leave_the_queue() {
         let gate = gate(1, 10, 5);
         let first = gate.enter(ask("a:1")).await.ok().unwrap();
-        let left = tokio::time::timeout(Duration::from_millis(5), gate.enter(ask("a:1"))).await;
-        assert!(left.is_err());
+        assert!(gate.enter(ask("a:1")).now_or_never().is_none(), "it waits, and its client leaves");
         assert_eq!(gate.0.lock().num_waiting(), 0);
         assert!(matches!(gate.enter(ask("a:1")).await.err(), Some(Refusal::Waited(_))));
         let by = Instant::now() + Duration::from_millis(2);

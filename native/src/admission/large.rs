@@ -218,7 +218,7 @@ fn work(inner: &Inner) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
     use std::sync::mpsc::channel;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::de::{Deserialize, Deserializer, Error};
+
 use super::fair_queue;
 
 /// Number of bytes that the server reads from one connection before it serves other connections.
@@ -47,8 +49,9 @@ const TINY_PARTS: usize = 4096;
 const LEAST_BYTES_PER_S: u64 = 1024;
 
 /// All limits of the core's network server. A time or size is for one connection or one request, unless its text names
-/// another scope.
-#[derive(Clone, Debug)]
+/// another scope. Python writes times as seconds.
+#[derive(Clone, Debug, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Maximal size of a request's body over HTTP, in bytes.
     pub max_request_bytes: usize,
@@ -78,6 +81,7 @@ pub struct Limits {
     /// Maximal number of waiting requests in each queue: of each thread pool, and of each lane of forwarded requests.
     pub max_queued_requests: usize,
     /// Limit on the expected wait of a large request for a thread, or of a forwarded request for the control server.
+    #[serde(deserialize_with = "seconds")]
     pub max_queue: Duration,
     /// Maximal number of searches of each wire that run on the control server at the same time.
     pub max_forwarded: usize,
@@ -85,21 +89,41 @@ pub struct Limits {
     /// can still connect.
     pub max_handshakes: usize,
     /// Maximal time for a TLS handshake, and again for the HTTP/2 handshake after it.
+    #[serde(deserialize_with = "seconds")]
     pub handshake_timeout: Duration,
     /// Maximal time for the head of an HTTP/1.1 request to arrive.
+    #[serde(deserialize_with = "seconds")]
     pub head_timeout: Duration,
     /// Time in which a client must send, or read, at least [`Self::least_bytes`] bytes.
+    #[serde(deserialize_with = "seconds")]
     pub stall_timeout: Duration,
     /// Time for which the server keeps an idle HTTP/1.1 connection open.
+    #[serde(deserialize_with = "seconds")]
     pub keep_alive: Duration,
     /// Time for which the server keeps an idle gRPC connection open; None for ever.
+    #[serde(deserialize_with = "optional_seconds")]
     pub grpc_keep_alive: Option<Duration>,
     /// Time, give or take a tenth, after which the server asks a client of either wire to end its connection; None: never.
+    #[serde(deserialize_with = "optional_seconds")]
     pub max_age: Option<Duration>,
     /// Time for which a connection of that age may finish its open requests; None for ever.
+    #[serde(deserialize_with = "optional_seconds")]
     pub max_age_grace: Option<Duration>,
     /// Maximal time for a large or forwarded HTTP request.
+    #[serde(deserialize_with = "seconds")]
     pub http_timeout: Duration,
+}
+
+/// Reads a time in seconds.
+///
+/// # Errors
+/// The number is negative or too large.
+pub fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    Duration::try_from_secs_f64(f64::deserialize(from)?).map_err(Error::custom)
+}
+
+fn optional_seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    Option::<f64>::deserialize(from)?.map(Duration::try_from_secs_f64).transpose().map_err(Error::custom)
 }
 
 impl Default for Limits {

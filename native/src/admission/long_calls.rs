@@ -61,7 +61,7 @@ impl Drop for LongCall {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -148,7 +148,6 @@ impl Clusters {
         self.in_sync.set(nodes.into_iter().map(|(host, port, time)| (Node::new(&host, port), now + time)));
     }
 
-    /// Returns an open table by the tag of its keys and its version; None if it is not open.
     #[must_use]
     pub fn table(&self, tag: &str, version: i64) -> Option<Arc<RemoteTable>> {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
@@ -164,7 +163,7 @@ impl Clusters {
         drop(opened);
         for topology in topologies {
             // An error of a slot map's refresh is ignored: a later read that needs the map reports its own error.
-            let _ = topology.refresh(network::now() + topology.address.timeout(), true);
+            let _ = topology.refresh(network::now() + topology.address.timeout(), true, None);
         }
     }
 
@@ -201,13 +200,11 @@ impl Clusters {
         opened.tables.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns the read counts of each open table whose rows lie in a Valkey or Redis cluster, in any order.
     #[must_use]
     pub fn counts(&self) -> Vec<TableCounts> {
         self.tables().iter().map(|table| table.counts()).collect()
     }
 
-    /// Returns how many rows and bytes the row cache holds, and its number of evictions; None if there is no row cache.
     #[must_use]
     pub fn cache_counts(&self) -> Option<CacheCounts> {
         self.cache.as_ref().map(|cache| cache.counts())

@@ -15,14 +15,11 @@ const ENTRY_BYTES: usize = 96;
 /// A key of the cache is one integer: the table's serial number, and the row's number in this many low bits.
 const ROW_BITS: u32 = 40;
 
-/// Counts of the cache that holds rows of Valkey or Redis clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CacheCounts {
-    /// Number of rows of remote tables that the cache holds.
     pub rows: u64,
     /// Bytes of memory that the cached rows use, including `ENTRY_BYTES` for each row.
     pub bytes: u64,
-    /// Number of rows that the cache of remote rows evicted because it was full.
     pub evictions: u64,
 }
 
@@ -54,7 +51,6 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// Creates a cache of at most `bytes` bytes; `row_bytes` is the expected size of a row.
     pub(super) fn new(bytes: u64, row_bytes: usize) -> Self {
         let evictions = Arc::new(AtomicU64::new(0));
         let expected = usize::try_from(bytes).unwrap_or(usize::MAX) / (row_bytes + ENTRY_BYTES);
@@ -67,7 +63,6 @@ impl Cache {
         self.serials.fetch_add(1, Relaxed)
     }
 
-    /// Copies a row from the cache to `to`; returns false if the cache lacks the row.
     pub(super) fn copy(&self, table: u64, row: u64, to: &mut [u8]) -> bool {
         let Some(found) = self.rows.get(&key(table, row)) else {
             return false;
@@ -89,12 +84,10 @@ impl Cache {
         self.rows.remove(&key(table, row));
     }
 
-    /// Removes all rows of a table from the cache.
     pub(super) fn remove_table(&self, table: u64) {
         self.remove_rows(table, |_| true);
     }
 
-    /// Removes from the cache the rows of a table for which `is_one` returns true.
     pub(super) fn remove_rows(&self, table: u64, is_one: impl Fn(u64) -> bool) {
         self.rows.retain(|key, _| key >> ROW_BITS != table || !is_one(key & ((1 << ROW_BITS) - 1)));
     }

@@ -67,7 +67,6 @@ impl Stream {
     }
 }
 
-/// The answer of a node to one command.
 #[derive(Debug)]
 pub(super) enum Reply {
     /// The answer has a row, which was copied to the caller's buffer.
@@ -206,7 +205,6 @@ impl Connection {
         }
     }
 
-    /// Returns the connection's socket, so that the caller can wait until the node has sent bytes.
     pub(super) fn socket(&self) -> &NodeSocket {
         self.stream.socket()
     }
@@ -223,12 +221,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Says whether a node answers reads on the connection also if it is a replica.
     pub(super) fn is_for_replica(&self) -> bool {
         self.is_for_replica
     }
 
-    /// Says whether the connection has no received bytes that are not parsed yet.
     pub(super) fn is_idle(&self) -> bool {
         self.start == self.end
     }
@@ -305,7 +301,6 @@ pub(super) fn is_single(error: &str) -> bool {
     error.starts_with("ERR This instance has cluster support disabled")
 }
 
-/// Returns a command's bytes.
 pub(super) fn command(words: &[&str]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {

@@ -12,7 +12,6 @@ use serde::Deserialize;
 pub struct Address {
     /// Host and port of some nodes of the cluster; these nodes name the other nodes.
     pub nodes: Vec<(String, u16)>,
-    /// Whether the server's connections to the cluster's nodes use TLS.
     pub has_tls: bool,
     /// Path of the CA certificates, in PEM, that sign the nodes' certificates; empty for the system's CA certificates.
     pub ca_file: String,

@@ -58,12 +58,10 @@ impl Budget {
         Budget { percent, saved: AtomicU32::new(0) }
     }
 
-    /// Says whether the cluster's settings allow any hedged reads.
     pub(super) fn is_open(&self) -> bool {
         self.percent > 0
     }
 
-    /// Adds `percent` hundredths of a hedged read to the budget, for one read of a node.
     pub(super) fn earn(&self) {
         let add = |saved: u32| (saved < MOST_SAVED * 100).then_some(saved + self.percent);
         let _ = self.saved.fetch_update(Relaxed, Relaxed, add);
@@ -75,7 +73,7 @@ impl Budget {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -17,9 +17,9 @@ mod hedging;
 mod network;
 mod read;
 mod remote_table;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod simulation;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests;
 mod topology;
 

@@ -6,17 +6,17 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 pub(super) use super::simulation::Socket as NodeSocket;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 use super::simulation::{self, Socket::System as connected};
-#[cfg(not(test))]
+#[cfg(any(not(test), feature = "model"))]
 use std::convert::identity as connected;
-#[cfg(not(test))]
+#[cfg(any(not(test), feature = "model"))]
 pub(super) use std::net::TcpStream as NodeSocket;
 
 pub(super) fn now() -> Instant {
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "model")))]
     if let Some(now) = simulation::now() {
         return now;
     }
@@ -24,7 +24,7 @@ pub(super) fn now() -> Instant {
 }
 
 pub(super) fn sleep(time: Duration) {
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "model")))]
     if simulation::sleep(time) {
         return;
     }
@@ -36,7 +36,7 @@ pub(super) fn sleep(time: Duration) {
 /// # Errors
 /// The node's host has no address, or no address accepts the connection before `until`.
 pub(super) fn connect(host: &str, port: u16, until: Instant) -> io::Result<NodeSocket> {
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "model")))]
     if let Some(socket) = simulation::connect(host, port, until) {
         return socket;
     }
@@ -53,7 +53,6 @@ pub(super) fn connect(host: &str, port: u16, until: Instant) -> io::Result<NodeS
     Err(problem)
 }
 
-/// Returns the time-out error of an operation on a node, such as an answer that did not come before its time limit.
 pub(super) fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "timed out")
 }
@@ -72,7 +71,7 @@ pub(super) fn left(until: Instant) -> io::Result<Duration> {
 /// Waits until a socket has bytes to read or is broken, or until `until`; says which sockets these are. `until` is
 /// rounded up to milliseconds.
 pub(super) fn wait(sockets: &[&NodeSocket], until: Instant) -> Vec<bool> {
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "model")))]
     if let Some(ready) = simulation::wait(sockets, until) {
         return ready;
     }

@@ -118,6 +118,7 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
         hedge_wins: 0,
         why: Reason::default(),
         lost: String::new(),
+        moved_by: None,
         closed: Vec::new(),
     };
     task.run();
@@ -194,6 +195,8 @@ struct Task<'a, 'w> {
     why: Reason,
     /// Which block lacked a row last, and how.
     lost: String,
+    /// The node that said last that another one holds a slot: its slot map is newer than this server's.
+    moved_by: Option<Node>,
     /// Nodes that closed a new connection of this read.
     closed: Vec<Node>,
 }
@@ -231,7 +234,7 @@ impl Task<'_, '_> {
         // If the cache has a copy of each missing row that may be served, the read waits for the slot map no longer
         // than for one node.
         let until = if is_patient { self.until } else { self.node_until() };
-        if let Err(why) = self.topology.refresh(until, is_patient) {
+        if let Err(why) = self.topology.refresh(until, is_patient, self.moved_by.take()) {
             self.why.note(why);
         }
     }
@@ -298,11 +301,12 @@ impl Task<'_, '_> {
         for Group { node, asks, is_primary, items } in groups {
             for some in items.chunks(MOST_COMMANDS) {
                 let group = Group { node: node.clone(), asks, is_primary, items: some.to_vec() };
+                let begun = network::now();
                 match self.send(&group, self.node_until()) {
                     Ok(connection) => asked.push(self.asked(group, connection)),
                     Err((error, is_reused)) => {
                         self.left.extend_from_slice(some);
-                        self.failed(&node, &error, is_reused);
+                        self.failed(&node, &error, is_reused, begun);
                         needs_map = true;
                     }
                 }
@@ -345,7 +349,7 @@ impl Task<'_, '_> {
                 asked.extend(self.hear_second(one, now));
             } else if now >= one.until {
                 needs_map = true;
-                self.failed(&one.group.node, &late(), false);
+                self.failed(&one.group.node, &late(), false, one.at);
                 self.go_on(one, 0, asked);
             } else {
                 if one.hedge_at.is_some_and(|at| now >= at) {
@@ -371,7 +375,7 @@ impl Task<'_, '_> {
                 is_old
             }
             Err(error) => {
-                self.failed(&one.group.node, &error, one.connection.is_reused);
+                self.failed(&one.group.node, &error, one.connection.is_reused, one.at);
                 self.go_on(one, read, asked);
                 true
             }
@@ -409,13 +413,14 @@ impl Task<'_, '_> {
             return None;
         }
         self.hedges += 1;
-        let until = self.node_until().min(network::now() + SECOND_CONNECT);
+        let begun = network::now();
+        let until = self.node_until().min(begun + SECOND_CONNECT);
         let is_primary = map.primary(slot) == Some(node);
         let second = Group { node: node.clone(), asks: false, is_primary, items: group.items.clone() };
         match self.send(&second, until) {
             Ok(connection) => Some((second.node, connection)),
             Err((error, is_reused)) => {
-                self.failed(node, &error, is_reused);
+                self.failed(node, &error, is_reused, begun);
                 None
             }
         }
@@ -568,6 +573,9 @@ impl Task<'_, '_> {
             self.asking.insert(item, Node::new(host, port));
             return false;
         }
+        if kind == "MOVED" {
+            self.moved_by = Some(node.clone());
+        }
         if is_passing(text) {
             return true;
         }
@@ -591,11 +599,13 @@ impl Task<'_, '_> {
         self.why = Reason::refusal(self.lost.clone());
     }
 
-    fn failed(&mut self, node: &Node, error: &io::Error, is_reused: bool) {
+    fn failed(&mut self, node: &Node, error: &io::Error, is_reused: bool, asked: Instant) {
         self.why.failed(node, error);
         let is_closed = matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset);
         let is_first = is_closed && !self.closed.contains(node);
-        if error.kind() != io::ErrorKind::TimedOut && (is_reused || is_first) {
+        if error.kind() == io::ErrorKind::TimedOut {
+            self.topology.late(node, asked);
+        } else if is_reused || is_first {
             // If an idle connection turns out to be broken, or the node closes the first new one of a read, as CLIENT KILL
             // does, reads do not avoid the node: it is asked once more. Only its idle connections are closed.
             if !is_reused {

@@ -18,34 +18,20 @@ use super::topology::{ForgetSlots, Topology};
 /// Counts of the reads of one table's rows; fields as in `ReadCounts` of service/remote/core_clusters.py.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TableCounts {
-    /// Name of the model to which the table belongs.
     pub model: String,
     pub version: i64,
-    /// Name of the table whose reads are counted.
     pub table: String,
-    /// Number of reads of the table's rows from the Valkey or Redis cluster.
     pub reads: u64,
-    /// Number of rows of the table that were read from the Valkey or Redis cluster.
     pub rows: u64,
-    /// Number of bytes of the table's rows that were read from the Valkey or Redis cluster.
     pub bytes: u64,
-    /// Number of times that a read asked nodes again, because it had not got all rows.
     pub retries: u64,
-    /// Number of reads that did not get all the rows of the table that they needed from the cluster.
     pub errors: u64,
-    /// Number of rows of the table that a default row replaced in answers, because they could not be read.
     pub default_rows: u64,
-    /// Number of rows of the table that could not be read from the cluster and were taken from the cache.
     pub stale_rows: u64,
-    /// Number of hedged reads: reads of a node for which a second node was asked, too, because the first was slow.
     pub hedges: u64,
-    /// Number of hedged reads that the second node answered first.
     pub hedge_wins: u64,
-    /// Time that all reads of the table's rows took together, waiting included, in nanoseconds.
     pub nanos: u64,
-    /// Number of rows of the table that reads found in the cache.
     pub cache_hits: u64,
-    /// Number of rows of the table that reads did not find in the cache.
     pub cache_misses: u64,
 }
 
@@ -165,7 +151,6 @@ impl RemoteTable {
         }
     }
 
-    /// Returns V, the number of rows of the remote table.
     #[must_use]
     pub fn num_rows(&self) -> u64 {
         self.num_rows
@@ -196,14 +181,12 @@ impl RemoteTable {
         numbers.filter(|number| ids.is_none_or(|ids| ids.contains(number))).collect()
     }
 
-    /// Stores the bytes of a default row.
     pub(super) fn set_default_row(&self, row: u64, bytes: &[u8]) {
         if let Some((_, place)) = self.default_rows.iter().find(|(number, _)| *number == row) {
             place.store(Some(Arc::new(bytes.to_vec())));
         }
     }
 
-    /// Adds to the count of rows that a default row replaced, because they could not be read.
     pub fn count_default_rows(&self, count: usize) {
         self.counters.default_rows.fetch_add(count as u64, Relaxed);
     }
@@ -262,7 +245,6 @@ impl RemoteTable {
         }
     }
 
-    /// Returns [`Changes::count`] of the table.
     pub(super) fn changes(&self) -> u64 {
         self.changes.count()
     }
@@ -275,7 +257,6 @@ impl RemoteTable {
         }
     }
 
-    /// Removes the changed rows `ids` of the table, or all its rows if `ids` is None, from the row cache.
     pub(super) fn forget(&self, ids: Option<&[u64]>) {
         let Some(cache) = &self.cache else { return };
         self.changes.note(|| match ids {
@@ -293,7 +274,6 @@ impl RemoteTable {
         }
     }
 
-    /// Returns and forgets the blocks of [`Self::note_lost`].
     pub(super) fn take_lost(&self) -> Vec<u64> {
         std::mem::take(&mut *self.lost.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -303,7 +283,6 @@ impl RemoteTable {
         format!("block {} of table \"{}\" (slot {})", id / self.block_rows as u64, self.subject.2, self.slot(id))
     }
 
-    /// Returns the hash slot of the cluster in which a row lies.
     pub(super) fn slot(&self, id: u64) -> u16 {
         self.slots[id as usize / self.block_rows % self.slots.len()]
     }
@@ -318,12 +297,10 @@ impl RemoteTable {
         to.extend_from_slice(&self.tails[row]);
     }
 
-    /// Returns the header of an answer to GETRANGE that has a row; the row's bytes follow it.
     pub(super) fn reply_head(&self) -> &[u8] {
         &self.reply_head
     }
 
-    /// Returns the counts of the reads of this table's rows so far.
     pub(super) fn counts(&self) -> TableCounts {
         let (model, version, table) = self.subject.clone();
         let counters = &self.counters;

@@ -3,12 +3,13 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis_protocol::resp2::types::OwnedFrame;
 
 use super::connection::{Connection, Node, Reason, is_too_deep};
-use super::topology::map_of;
+use super::topology::{Topology, map_of};
 use super::*;
 
 /// The sizes of the test table: rows of a block (the value of one key), bytes of a row, and rows of the table.
@@ -213,6 +214,47 @@ fn a_frozen_server_ends_a_read_at_the_deadline() {
     assert!(wants[0].left == [0] && why.ends_with("timed out"), "{why}");
     // The server's late answer for row 1 is never read, because the read of row 1 timed out and closed its connection.
     assert_eq!(read_one(&table, &[2]).0, row(2));
+}
+
+#[test]
+fn the_deadline_of_a_request_says_nothing_about_a_node() {
+    let Some(server) = Server::start(None) else { return };
+    server.write("{es:m/t/f/", None);
+    let mut description = server.description("{es:m/t/f/", Vec::new());
+    description.address.node_timeout_ms = 300;
+    let table = Clusters::new(0).open("m", 1, "t", ROWS, &description);
+    assert!(read_one(&table, &[1]).1.is_empty());
+    let read_in = |millis| {
+        let mut wants = [Want::new(&table, vec![1])];
+        read(&mut wants, Some(Instant::now() + Duration::from_millis(millis)));
+        wants[0].left.is_empty()
+    };
+    server.signal("-STOP");
+    assert!(!read_in(20) && !table.topology.is_down(&server.node()));
+    // A node that answers none of the requests that follow each other is down, although each of them waits for a moment.
+    let begun = Instant::now();
+    while !table.topology.is_down(&server.node()) {
+        assert!(!read_in(20) && begun.elapsed() < Duration::from_secs(60));
+    }
+    assert!(begun.elapsed() > Duration::from_millis(250));
+    server.signal("-CONT");
+    while !read_in(1000) {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+    assert!(!table.topology.is_down(&server.node()), "it has answered");
+}
+
+#[test]
+fn late_reads_with_a_pause_between_them_are_no_series() {
+    let topology = Topology::new(address(1), Arc::default());
+    let (node, now) = (Node::new("a", 1), Instant::now());
+    let after = |millis| now + Duration::from_millis(millis);
+    for asked in [now, after(1000)] {
+        topology.late(&node, asked);
+        assert!(!topology.is_down(&node));
+    }
+    topology.late(&node, now.checked_sub(Duration::from_secs(1)).unwrap());
+    assert!(topology.is_down(&node), "it had as long as a read waits for a node");
 }
 
 #[test]

@@ -15,7 +15,6 @@ use super::description::Address;
 use super::hedging::{Budget, Times};
 use super::network;
 
-/// Number of hash slots of a Valkey or Redis cluster.
 const NUM_SLOTS: usize = 16384;
 /// After a node failed, reads avoid the node for this time, unless its slots have no other node. When the time is over,
 /// one read tries the node; the other reads avoid the node until that read has succeeded, or until this time has passed
@@ -47,7 +46,6 @@ impl Map {
         self.by_slot.get(usize::from(slot)).copied().flatten()
     }
 
-    /// Returns the nodes of a hash slot, the primary first.
     pub(super) fn nodes(&self, slot: u16) -> &[Node] {
         self.holder(slot).map_or(&[], |holder| &self.holders[usize::from(holder)])
     }
@@ -87,8 +85,8 @@ pub(super) trait ForgetSlots: Send + Sync {
 pub(super) struct Topology {
     pub(super) address: Address,
     map: ArcSwap<Map>,
-    /// Nodes that failed, and the time until which reads avoid each of them.
-    down: Mutex<HashMap<Node, Instant>>,
+    /// Nodes without an answer since they failed, or since a read of theirs ended late.
+    down: Mutex<HashMap<Node, Silence>>,
     has_down: AtomicBool,
     /// Idle connections to nodes, by whether a node answers reads on them also if it is a replica.
     idle: Mutex<HashMap<(Node, bool), Vec<Connection>>>,
@@ -110,6 +108,15 @@ struct Asked {
     epoch: u64,
     in_vain: Option<Instant>,
     primaries: Vec<Option<Node>>,
+}
+
+/// Notes of reads on a node since its last answer.
+#[derive(Default)]
+struct Silence {
+    /// The time until which reads avoid the node; None if it has not failed.
+    avoided_until: Option<Instant>,
+    /// When the first of the last late reads asked the node, and when the last of them ended.
+    late: Option<(Instant, Instant)>,
 }
 
 /// A node's slot map, with what the node knows of its cluster; 0 and true if the user may not ask for it.
@@ -160,7 +167,7 @@ impl Topology {
             return false;
         }
         let now = network::now();
-        match lock(&self.down).get_mut(node) {
+        match lock(&self.down).get_mut(node).and_then(|silence| silence.avoided_until.as_mut()) {
             None => false,
             Some(until) if now < *until => true,
             Some(until) => {
@@ -173,14 +180,36 @@ impl Topology {
     /// Says whether a node failed less than [`BREAK`] ago. Unlike [`Self::is_out`], this method never reserves the next
     /// try of the node for its caller.
     pub(super) fn is_down(&self, node: &Node) -> bool {
-        self.has_down.load(Relaxed) && lock(&self.down).get(node).is_some_and(|until| network::now() < *until)
+        let until = |silence: &Silence| silence.avoided_until;
+        self.has_down.load(Relaxed)
+            && lock(&self.down).get(node).and_then(until).is_some_and(|until| network::now() < until)
     }
 
     /// Records that a node failed: reads avoid the node for a moment, and its idle connections are closed.
     pub(super) fn failed(&self, node: &Node) {
-        lock(&self.down).insert(node.clone(), network::now() + BREAK);
+        lock(&self.down).entry(node.clone()).or_default().avoided_until = Some(network::now() + BREAK);
         self.has_down.store(true, Relaxed);
         self.drop_idle(node);
+    }
+
+    /// Records that a read that asked a node at `asked` ended late, without an answer. The deadline of one request says
+    /// nothing about a node: the node failed if late reads have followed each other, without an answer to any read, for as
+    /// long as the settings let one read wait for a node.
+    pub(super) fn late(&self, node: &Node, asked: Instant) {
+        let now = network::now();
+        let mut down = lock(&self.down);
+        let late = &mut down.entry(node.clone()).or_default().late;
+        let since = late.filter(|(_, end)| asked < *end + BREAK).map_or(asked, |(since, _)| since.min(asked));
+        *late = Some((since, now));
+        self.has_down.store(true, Relaxed);
+        drop(down);
+        if now >= since + self.patience() {
+            self.failed(node);
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        self.address.node_timeout().min(self.address.timeout() / 2)
     }
 
     /// Records that a node answered, so that reads no longer avoid the node.
@@ -218,7 +247,6 @@ impl Topology {
         }
     }
 
-    /// Closes the idle connections to a node.
     pub(super) fn drop_idle(&self, node: &Node) {
         let mut idle = lock(&self.idle);
         let closed = [false, true].map(|is_for_replica| idle.remove(&(node.clone(), is_for_replica)));
@@ -242,11 +270,12 @@ impl Topology {
     }
 
     /// Reads the slot map from a node, unless another thread is reading it or has just read it. `is_patient`: reads the
-    /// map even if all nodes failed to give it a moment ago. After the time `until`, no node is asked.
+    /// map even if all nodes failed to give it a moment ago. After the time `until`, no node is asked. `first`: asked before all
+    /// others.
     ///
     /// # Errors
     /// The reason why no node gave the slot map.
-    pub(super) fn refresh(&self, until: Instant, is_patient: bool) -> Result<(), Reason> {
+    pub(super) fn refresh(&self, until: Instant, is_patient: bool, first: Option<Node>) -> Result<(), Reason> {
         let Ok(mut asked) = self.asked.try_lock() else {
             return Ok(());
         };
@@ -256,8 +285,9 @@ impl Topology {
         if !is_patient && asked.in_vain.is_some_and(|at| (network::now() - at) < BREAK) {
             return Ok(());
         }
-        let mut why = Reason::default();
-        let mut nodes: Vec<Node> = self.map.load().holders.iter().flatten().cloned().collect();
+        let (mut why, begun) = (Reason::default(), network::now());
+        let mut nodes: Vec<Node> = first.into_iter().collect();
+        nodes.extend(self.map.load().holders.iter().flatten().cloned());
         nodes.extend(self.address.nodes.iter().map(|(host, port)| Node::new(host, *port)));
         let (out, mut ordered): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|node| self.is_down(node));
         ordered.extend(out);
@@ -273,7 +303,8 @@ impl Topology {
             // The server asks one node after the other for the slot map. It waits for each node only a part of the time
             // that is left, so that a node that hangs leaves time for the next.
             let share = left.min((left / 3).max(self.address.node_timeout()));
-            match self.ask_for_map(node, network::now() + share) {
+            let asked_at = network::now();
+            match self.ask_for_map(node, asked_at + share) {
                 // A node that was frozen or is cut off from the others does not know which nodes took over meanwhile.
                 Ok(told) if told.epoch < asked.epoch && asked.at.is_some_and(|at| network::now() < at + EPOCH) => {
                     why.note(Reason::passing(format!("{node}: its slot map is outdated")));
@@ -289,7 +320,10 @@ impl Topology {
                 }
                 Err(error) => {
                     why.failed(node, &error);
-                    self.failed(node);
+                    match error.kind() {
+                        ErrorKind::TimedOut => self.late(node, asked_at),
+                        _ => self.failed(node),
+                    }
                 }
             }
         }
@@ -298,7 +332,10 @@ impl Topology {
                 // The caller's time was over before a node was asked, which says nothing about the nodes.
                 return Ok(());
             }
-            asked.in_vain = Some(network::now());
+            // That the caller had less time than a node needs says nothing about the nodes, either.
+            if network::now() < until || until >= begun + self.patience() / 2 {
+                asked.in_vain = Some(network::now());
+            }
             return Err(why);
         };
         self.map.store(Arc::new(map));
@@ -328,7 +365,7 @@ impl Topology {
         }
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "model")))]
     pub(super) fn set_one_holder(&self, nodes: Vec<Node>) {
         self.map.store(Arc::new(Map {
             holders: vec![nodes],

@@ -30,7 +30,6 @@ pub struct Caller {
     pub name: String,
     /// SHA-256 of each of the caller's tokens, in hexadecimal digits.
     pub digests: Vec<String>,
-    /// Names in the caller's client certificates, such as `CN:ranker`.
     pub certificates: Vec<String>,
     /// Patterns of the names of the models on which the caller has the right "predict".
     pub models: Vec<String>,
@@ -147,7 +146,7 @@ fn bytes_of(digits: &str) -> Option<[u8; 32]> {
     Some(bytes)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use http::HeaderValue;
 

@@ -1,8 +1,22 @@
-//! Reads the names in a client's certificate, and writes them as users write them in `--auth_config`.
+//! Reads the names in a client's certificate, written as users write them in `--auth_config`, and when certificates end.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+/// Returns when the first of the certificates in a PEM text expires, in seconds since 1970; None if the text has no
+/// certificate, or one that can not be read.
+#[must_use]
+pub fn first_end_s(pem: &str) -> Option<i64> {
+    let ends = CertificateDer::pem_slice_iter(pem.as_bytes()).map(|der| {
+        let der = der.ok()?;
+        let (_, certificate) = X509Certificate::from_der(&der).ok()?;
+        Some(certificate.validity().not_after.timestamp())
+    });
+    ends.collect::<Option<Vec<_>>>()?.into_iter().min()
+}
 
 /// Returns the names in a client's certificate in DER form, each with its kind, such as `CN:ranker` or `DNS:a.example`.
 ///
@@ -45,7 +59,7 @@ fn addresses(bytes: &[u8]) -> Option<Vec<String>> {
     Some(vec![format!("IP:{}", groups.join(":")), format!("IP:{address}")])
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use rcgen::{CertificateParams, DnType, DnValue, KeyPair, SanType};
 

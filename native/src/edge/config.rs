@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::access::Access;
 use super::dispatch::Cors;
 use super::sampling::Tracing;
-use crate::admission::limits::Limits;
+use crate::admission::limits::{Limits, seconds};
 
 /// The two wires, gRPC and HTTP. Their numbers are indexes of arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,28 +28,30 @@ pub enum Listen {
     Path(PathBuf),
 }
 
-/// The settings with which the core's network server starts.
-#[derive(Debug)]
+/// The settings with which the core's network server starts; `service/core/edge.py` writes them as JSON, but for those
+/// that are skipped here.
+#[derive(Debug, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Number of threads that serve connections.
     pub threads: usize,
     /// Number of threads that run large requests.
     pub large_threads: usize,
-    /// Addresses and sockets on which gRPC is served.
+    #[serde(skip)]
     pub grpc: Vec<Listen>,
-    /// Addresses and sockets on which HTTP is served.
+    #[serde(skip)]
     pub http: Vec<Listen>,
     /// Path of the Unix socket on which the gRPC control server listens.
     pub grpc_upstream: PathBuf,
-    /// Path of the Unix socket on which the HTTP control server listens.
     pub http_upstream: PathBuf,
-    /// TLS settings of the gRPC ports at the start; None serves gRPC in plaintext.
+    /// TLS settings of the ports at the start; None: plaintext.
+    #[serde(skip)]
     pub grpc_tls: Option<Arc<rustls::ServerConfig>>,
-    /// TLS settings of the HTTP ports at the start; None serves HTTP in plaintext.
+    #[serde(skip)]
     pub http_tls: Option<Arc<rustls::ServerConfig>>,
-    /// Limits on the memory and time that clients may cost the core's network server.
     pub limits: Limits,
     /// The known callers, with the models that each may run; None lets every client run every model.
+    #[serde(skip)]
     pub access: Option<Access>,
     /// Sampling rates, which decide for how many requests a trace is recorded; None if tracing is off.
     pub tracing: Option<Tracing>,
@@ -62,7 +64,6 @@ pub struct Config {
     pub as_content: bool,
     /// Whether JSON requests with NaN or infinity are refused, and JSON answers have null in their place.
     pub strict_json: bool,
-    /// Web origins whose pages may read the server's answers in a browser.
     pub cors: Cors,
     /// Upper limits of the buckets in the histogram of request durations, in seconds, ascending.
     pub bucket_limits_s: Vec<f64>,
@@ -71,9 +72,11 @@ pub struct Config {
     /// Ascending upper limits, exclusive, of the histogram of tf.Examples in a request.
     pub example_limits: Vec<usize>,
     /// A request that takes at least this time is recorded as slow.
+    #[serde(deserialize_with = "seconds")]
     pub slow_from: Duration,
     /// Time for which a drain keeps an idle HTTP/1.1 connection open, so that the answer to its next request can
     /// announce the end.
+    #[serde(skip)]
     pub linger: Duration,
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, Semaphore};
 use super::certificate;
 use super::frames::Flood;
 use crate::admission::account::{Account, Hold, Shares};
-use crate::admission::fair_queue::address_of;
+use crate::admission::fair_queue::client_of;
 use crate::admission::limits::{BACKED_UP_BYTES, HEAD_BYTES_A_CONNECTION, LARGE_PART_BYTES, Limits};
 
 /// Number of pipelined HTTP/1.1 requests of one connection that the server starts before it serves other connections.
@@ -147,7 +147,7 @@ impl Connection {
         *hold = Hold::default();
         let Some(account) = self.parts.get().filter(|_| size >= LARGE_PART_BYTES) else { return true };
         hold.reach(size, || {
-            Arc::clone(self.part_shares.get_or_init(|| Shares::open(account, "", address_of(&self.peer))))
+            Arc::clone(self.part_shares.get_or_init(|| Shares::open(account, "", &client_of(&self.peer))))
         })
     }
 
@@ -187,7 +187,7 @@ impl Connection {
         if let Some(known) = all.iter().find(|shares| shares.model() == model) {
             return Arc::clone(known);
         }
-        let shares = Shares::open(account, model, address_of(&self.peer));
+        let shares = Shares::open(account, model, &client_of(&self.peer));
         all.push(Arc::clone(&shares));
         shares
     }
@@ -385,15 +385,14 @@ impl Connection {
 
     /// Waits until the client has read so many of this connection's answers that its further requests may run.
     pub async fn room(&self) {
-        loop {
+        while self.is_full() {
             let mut notified = std::pin::pin!(self.has_room.notified());
-            // The task registers with `has_room` before it checks `is_full`, so that it misses no notification in
+            // The task registers with `has_room` before it checks `is_full` again, so that it misses no notification in
             // between.
             notified.as_mut().enable();
-            if !self.is_full() {
-                return;
+            if self.is_full() {
+                notified.await;
             }
-            notified.await;
         }
     }
 
@@ -524,7 +523,7 @@ impl Drop for Debt {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -210,7 +210,16 @@ impl RareTarget {
         let method = Method::of_verb(verb)?;
         let parts: Vec<&str> = rest.split('/').collect();
         let hint = match &parts[..] {
+            ["", "models", model] | ["models", "", model] if !model.is_empty() => {
+                format!("; did you mean /v1/models/{model}:{verb}?")
+            }
             [model] if *model != "models" => format!("; did you mean /v1/models/{model}:{verb}?"),
+            ["models", model, version] if version_number(version).is_some() => {
+                format!("; did you mean /v1/models/{model}/versions/{version}:{verb}?")
+            }
+            ["models", _, "versions", _, "labels", _] | ["models", _, "labels", _, "versions", _] => {
+                "; a path has a version or a label, not both".to_owned()
+            }
             ["models", model, "versions", label] if !label.is_empty() => {
                 format!("; a version is a number, a label has the path /v1/models/{model}/labels/{label}:{verb}")
             }
@@ -382,7 +391,8 @@ fn version(text: &str) -> Option<(Version<'_>, &str)> {
 }
 
 /// The web origins whose pages may read the server's answers; decides the CORS headers of answers.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Cors {
     /// No web page of another origin may read the server's answers.
     #[default]
@@ -434,7 +444,7 @@ impl Cors {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 
@@ -506,7 +516,7 @@ mod tests {
             "/v1/models/toy%3alookup:lookup/x:lookup",
             "/v1/models/a:b:predict",
             "/v1/models/:predict",
-            "/v1/models//m:lookup",
+            "/v1/models//:predict",
             "/v1/models/m/versions/:lookup",
             "/v1/models/m/labels/:lookup",
             "/v1/models/m/labels/a:b:lookup",
@@ -516,9 +526,17 @@ mod tests {
         ] {
             assert_eq!(rare(path), Err(format!("Malformed request: POST {path}")));
         }
-        let hint = "; a version is a number, a label has the path /v1/models/m/labels/x:lookup";
-        let path = "/v1/models/m/versions/x:lookup";
-        assert_eq!(rare(path), Err(format!("Malformed request: POST {path}{hint}")));
+        for (path, hint) in [
+            ("/v1/models//m:lookup", "did you mean /v1/models/m:lookup?"),
+            ("/v1//models/m:lookup", "did you mean /v1/models/m:lookup?"),
+            ("/v1/models/m/versions/1/labels/x:lookup", "a path has a version or a label, not both"),
+            (
+                "/v1/models/m/versions/x:lookup",
+                "a version is a number, a label has the path /v1/models/m/labels/x:lookup",
+            ),
+        ] {
+            assert_eq!(rare(path), Err(format!("Malformed request: POST {path}; {hint}")));
+        }
         let number = "9223372036854775808";
         let text = format!("Failed to convert version: {number} to numeric.");
         assert_eq!(rare(&format!("/v1/models/m/versions/{number}:lookup")), Err(text));

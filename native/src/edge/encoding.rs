@@ -477,7 +477,7 @@ impl Compressors {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use proptest::prelude::*;
 

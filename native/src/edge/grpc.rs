@@ -37,16 +37,16 @@ pub fn begin(
     let (mut head, mut body) = request.into_parts();
     if let Some(status) = not_grpc(&head) {
         if body.is_end_stream() {
-            refuse_http(shared, status, respond);
+            refuse_http(shared, connection, &head, status, respond);
             return None;
         }
         // Before the task refuses a request that is not gRPC, it reads the body to its end, so that h2 still reports a
         // protocol error in the body.
-        let shared = Arc::clone(shared);
+        let (shared, connection) = (Arc::clone(shared), Arc::clone(connection));
         let stall = shared.limits.stall_timeout;
         return Some(Box::pin(async move {
             if let Ok(Some(())) = tokio::time::timeout(stall, drop_body(&mut body)).await {
-                refuse_http(&shared, status, respond);
+                refuse_http(&shared, &connection, &head, status, respond);
             }
         }));
     }
@@ -64,7 +64,7 @@ pub fn begin(
     let plain = match plain(shared, connection, &head) {
         Ok(plain) => plain,
         Err((method, fault)) => {
-            refuse_fault(shared, method, &head, &fault, respond);
+            refuse_fault(shared, connection, method, &head, &fault, respond);
             return None;
         }
     };
@@ -140,18 +140,25 @@ async fn drop_body(body: &mut RecvStream) -> Option<()> {
     body.trailers().await.ok().map(|_| ())
 }
 
-fn refuse_http(shared: &Shared, status: StatusCode, mut respond: SendResponse<Payload>) {
+fn refuse_http(
+    shared: &Shared,
+    connection: &Connection,
+    head: &Parts,
+    status: StatusCode,
+    mut respond: SendResponse<Payload>,
+) {
     const TEXT: &str = "This port serves gRPC.";
     let counted = Status { code: Code::InvalidArgument, text: TEXT.into(), may_retry: false };
-    refusals::count_status(shared, Method::OtherGrpc, "", &counted, &shared.ids.make());
-    let mut head = Response::new(());
-    *head.status_mut() = status;
-    let headers = head.headers_mut();
+    let client = shared.client(&head.headers, connection);
+    refusals::count_status(shared, Method::OtherGrpc, "", &counted, &shared.ids.make(), client);
+    let mut answer = Response::new(());
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
     if status == StatusCode::METHOD_NOT_ALLOWED {
         headers.insert(ALLOW, HeaderValue::from_static("POST"));
     }
-    if let Ok(mut stream) = respond.send_response(head, false) {
+    if let Ok(mut stream) = respond.send_response(answer, false) {
         let _ = stream.send_data(Bytes::from_static(TEXT.as_bytes()).into(), true);
     }
 }

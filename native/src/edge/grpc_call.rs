@@ -83,6 +83,16 @@ impl Incoming {
         Method::of_path(self.head.uri.path()).unwrap_or(Method::OtherGrpc)
     }
 
+    /// Returns the client of the call, for the record of its failure.
+    pub fn client(&self) -> String {
+        self.shared.client(&self.head.headers, &self.connection)
+    }
+
+    fn count_refusal(&self, status: &Status, id: &HeaderValue) {
+        let id = id.to_str().unwrap_or_default();
+        refusals::count_unlimited(&self.shared, self.method(), status, id, || self.client());
+    }
+
     /// Counts the call's headers, if they are large, against the limits on the headers of open calls.
     ///
     /// # Errors
@@ -146,15 +156,22 @@ impl Incoming {
 pub fn refuse(incoming: &Incoming, mut respond: SendResponse<Payload>, status: &Status) {
     let id = incoming.shared.ids.of_http(&incoming.head.headers);
     note_refusal(&incoming.connection, status);
-    refusals::count_unlimited(&incoming.shared, incoming.method(), status, id.to_str().unwrap_or_default());
+    incoming.count_refusal(status, &id);
     let _ = respond.send_response(status.head(id.to_str().ok()), true);
 }
 
 /// Refuses a call for a fault in its headers.
-pub fn refuse_fault(shared: &Shared, method: Method, head: &Parts, fault: &Fault, mut respond: SendResponse<Payload>) {
+pub fn refuse_fault(
+    shared: &Shared,
+    connection: &Connection,
+    method: Method,
+    head: &Parts,
+    fault: &Fault,
+    mut respond: SendResponse<Payload>,
+) {
     let id = shared.ids.of_http(&head.headers);
     let id = id.to_str().unwrap_or_default();
-    let status = refusals::of_grpc(shared, method, fault, id);
+    let status = refusals::of_grpc(shared, method, fault, id, shared.client(&head.headers, connection));
     let _ = respond.send_response(status.head(Some(id)), true);
 }
 
@@ -165,7 +182,7 @@ pub fn refuse_fault(shared: &Shared, method: Method, head: &Parts, fault: &Fault
 pub fn refuse_empty(incoming: &Incoming, mut respond: SendResponse<Payload>) {
     let id = incoming.shared.ids.of_http(&incoming.head.headers);
     let status = unimplemented("The method takes exactly one request message, and the client sent none.");
-    refusals::count_unlimited(&incoming.shared, incoming.method(), &status, id.to_str().unwrap_or_default());
+    incoming.count_refusal(&status, &id);
     if let Ok(mut stream) = respond.send_response(grpc_message::head(None, None), false)
         && stream.send_data(Bytes::new().into(), false).is_ok()
     {
@@ -201,9 +218,10 @@ pub fn send(
         Some(id) => String::from_utf8_lossy(id.as_bytes()).into_owned(),
         None => shared.ids.of_http(&head.headers).to_str().unwrap_or_default().to_owned(),
     };
+    let client = || shared.client(&head.headers, connection);
     let status = match reply {
         Reply::Answer(Made { answered, body, debt, took }) => {
-            shared.statistics.succeeded(plain.method, &answered, took, || id(plain));
+            shared.statistics.succeeded(plain.method, &answered, took, || (id(plain), client()));
             if let Some(traced) = &plain.traced {
                 let run = RunRecord::of(&answered);
                 shared.records.trace(span(head, traced, own_id(head, plain), run, None));
@@ -225,7 +243,7 @@ pub fn send(
         Reply::Refusal(status) => {
             let id = id(plain);
             note_refusal(connection, &status);
-            refusals::count_unlimited(shared, plain.method, &status, &id);
+            refusals::count_unlimited(shared, plain.method, &status, &id, client);
             (id, status)
         }
         Reply::Fault(mut fault) => {
@@ -237,13 +255,13 @@ pub fn send(
                     fault.text += &told;
                 }
             }
-            let status = refusals::of_grpc(shared, plain.method, &fault, &id);
+            let status = refusals::of_grpc(shared, plain.method, &fault, &id, client());
             (id, status)
         }
         Reply::Panic => {
             let id = id(plain);
             let status = shared::internal_error(&id);
-            refusals::count_unlimited(shared, plain.method, &status, &id);
+            refusals::count_status(shared, plain.method, "", &status, &id, client());
             (id, status)
         }
     };
@@ -304,12 +322,12 @@ pub fn send_serving(shared: &Shared, connection: &Arc<Connection>, mut respond: 
 pub enum Gathered {
     /// One whole gRPC message, with its five-byte prefix.
     Message(Bytes),
-    /// A body that is no plain message: a compressed one, or one that ends early.
+    /// A body that is no plain message, such as a compressed one.
     Unusual(Bytes),
     /// The message is longer than the limit. The first bytes of the body; more may follow.
     TooLong(Bytes, BoxedFault),
-    /// A refusal: the limit on bytes in flight is reached, the work would wait too long, the message comes too slowly,
-    /// or more bytes follow it. The rest of the body is not read.
+    /// A refusal: the limit on bytes in flight is reached, the work would wait too long, the message comes too slowly or
+    /// ends early, or more bytes follow it. The rest of the body is not read.
     Refused(Status),
     /// The client ended the call without a message.
     Empty,
@@ -398,9 +416,16 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
         all.extend_from_slice(&data);
     }
     let data = one.unwrap_or_else(|| all.into());
+    let told = data.first_chunk().map_or(PREFIX_BYTES, |prefix| PREFIX_BYTES + grpc_message::length(*prefix));
     match &data[..] {
         [] => Gathered::Empty,
         whole if is_whole(whole) => Gathered::Message(data),
+        cut if cut.len() < told => Gathered::Refused(Status {
+            // As in gRPC's own servers.
+            code: Code::Internal,
+            text: format!("The client ended the call after {} of {told} bytes of its message.", cut.len()),
+            may_retry: false,
+        }),
         _ => Gathered::Unusual(data),
     }
 }

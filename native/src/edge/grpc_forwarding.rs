@@ -21,7 +21,7 @@ use super::health;
 use super::inflating;
 use super::refusals;
 use super::shared::{self, Shared};
-use crate::admission::fair_queue::{Refusal, address_of};
+use crate::admission::fair_queue::{Refusal, client_of};
 use crate::admission::gate::Lane;
 use crate::admission::limits::INLINE_BYTES;
 use crate::admission::long_calls::LongCall;
@@ -131,11 +131,13 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
     shared.statistics.count(Event::ForwardedGrpc);
     let method = incoming.method();
     let id = shared.ids.of_http(&incoming.head.headers);
-    shared.mark(&mut incoming.head.headers, &incoming.connection);
+    let client = incoming.client();
+    shared.mark(&mut incoming.head.headers, &incoming.connection, &client);
     let is_served = shared.grpc_upstream.forward(incoming.head, incoming.body, begun, respond, permit, LOST).await;
     if !is_served {
         shared.statistics.count(Event::UpstreamFailedGrpc);
-        refusals::count_status(&shared, method, &model, &shared::no_upstream(), id.to_str().unwrap_or_default());
+        let (id, status) = (id.to_str().unwrap_or_default(), shared::no_upstream());
+        refusals::count_status(&shared, method, &model, &status, id, client);
     }
     drop(parsed);
 }
@@ -155,7 +157,7 @@ fn hold_long_call(incoming: &Incoming) -> Result<(OwnedSemaphorePermit, LongCall
             "A connection may have {MAX_LONG_CALLS} health watches and reflection calls at the same time."
         ));
     };
-    let Some(of_all) = shared.long_calls.begin(address_of(&incoming.connection.peer)) else {
+    let Some(of_all) = shared.long_calls.begin(&client_of(&incoming.connection.peer)) else {
         return refused(
             "The server, or the client's address, has too many health watches and reflection calls.".into(),
         );

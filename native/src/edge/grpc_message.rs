@@ -167,7 +167,7 @@ impl Buf for Payload {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::super::connection::Connection;
     use super::*;

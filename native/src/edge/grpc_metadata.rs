@@ -59,7 +59,7 @@ fn is_text(value: &[u8]) -> bool {
     value.iter().all(|byte| (b' '..=b'~').contains(byte))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

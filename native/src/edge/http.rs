@@ -31,6 +31,7 @@ use super::events::Event;
 use super::grpc_message::{Code, Status};
 use super::inflating;
 use super::notes;
+use super::own_wakes::{self, OwnWaker};
 use super::pooled::Pooled;
 use super::records::{RunRecord, SpanRecord, times_ns};
 use super::refusal_pause::RefusalPause;
@@ -121,10 +122,7 @@ impl Body for Answer {
 
 /// Serves one connection of HTTP/1.1 until it is closed.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc<Connection>, shared: Arc<Shared>) {
-    let service = service_fn(|request| {
-        let (shared, connection) = (Arc::clone(&shared), Arc::clone(&connection));
-        async move { handle(shared, connection, request).await }
-    });
+    let service = service_fn(|request| handle(&shared, &connection, request));
     let mut builder = hyper::server::conn::http1::Builder::new();
     // The sweeper closes connections whose request head comes too slowly, because hyper would start a timer for each
     // request.
@@ -132,6 +130,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
     let socket = TokioIo::new(Socket::new(stream, Arc::clone(&connection)));
     let mut hyper = pin!(builder.serve_connection(socket, service));
     let mut is_closing = false;
+    let mut waker = OwnWaker::default();
     let mut pause = RefusalPause::new(&shared.pauses, Arc::clone(&connection));
     poll_fn(|cx| {
         connection.wake_by(cx.waker());
@@ -151,7 +150,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
                 return Poll::Ready(());
             }
         }
-        let state = hyper.as_mut().poll(cx).map(|ended| {
+        let state = hyper.as_mut().poll(&mut Context::from_waker(waker.of(cx))).map(|ended| {
             // hyper itself answers a request that it can not parse.
             if ended.is_err_and(|error| error.is_parse()) {
                 shared.statistics.count(Event::MalformedHttp);
@@ -177,8 +176,8 @@ pub fn note_refusal(connection: &Connection, response: &Response<Answer>) {
 }
 
 async fn handle(
-    shared: Arc<Shared>,
-    connection: Arc<Connection>,
+    shared: &Arc<Shared>,
+    connection: &Arc<Connection>,
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Infallible> {
     poll_fn(|cx| {
@@ -202,7 +201,7 @@ async fn handle(
         head.uri.path().len() + fields.sum::<usize>()
     });
     let mut response = exchange.checked(head, RequestBody::Http1(body), open).await;
-    note_refusal(&exchange.connection, &response);
+    note_refusal(exchange.connection, &response);
     exchange.connection.finish_head(|| 0);
     if exchange.connection.order() != Order::Serve {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -268,10 +267,8 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts) -> Result<Optio
     }
     let rare = rare.transpose().map_err(refused)?.map(Arc::new);
     terms.accepted = Accepted::of(&head.headers);
-    let json_length = match head.headers.get(JSON_LENGTH).filter(|_| method == Method::Infer) {
-        Some(value) => Some(header_length(value.as_bytes()).map_err(refused)?),
-        None => None,
-    };
+    let told = if method == Method::Infer { head.headers.get(JSON_LENGTH) } else { None };
+    let json_length = told.map(|value| header_length(value.as_bytes())).transpose().map_err(refused)?;
     Ok(Some(Plain { terms, rare, json_length }))
 }
 
@@ -285,6 +282,19 @@ fn header_length(value: &[u8]) -> Result<usize, BoxedFault> {
         });
         faults::no_header_length(&shown.collect::<String>())
     })
+}
+
+/// Polls a body for its next part. For each part that is taken, hyper wakes the task to read more: in vain, once the body
+/// has come.
+fn next_part(body: &mut RequestBody, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    if let RequestBody::Http2(_) = body {
+        return Pin::new(body).poll_frame(cx);
+    }
+    let (part, has_woken) = own_wakes::without(|| Pin::new(&mut *body).poll_frame(cx));
+    if has_woken && !(part.is_ready() && body.is_end_stream()) {
+        cx.waker().wake_by_ref();
+    }
+    part
 }
 
 /// Returns the queue in which a request with this head waits to be forwarded.
@@ -335,9 +345,9 @@ pub fn too_many_headers(shared: &Shared, open: Open) -> Response<Answer> {
 }
 
 /// One HTTP request that the core has received and not yet answered.
-pub struct Exchange {
-    pub shared: Arc<Shared>,
-    pub connection: Arc<Connection>,
+pub struct Exchange<'e> {
+    pub shared: &'e Arc<Shared>,
+    pub connection: &'e Arc<Connection>,
     // The run of a lookup or graph that gave the answer, if the request is traced.
     run: OnceLock<RunRecord>,
 }
@@ -363,9 +373,9 @@ enum Gathered {
     Flood,
 }
 
-impl Exchange {
+impl<'e> Exchange<'e> {
     /// Begins the exchange of a request on this connection.
-    pub fn new(shared: Arc<Shared>, connection: Arc<Connection>) -> Self {
+    pub fn new(shared: &'e Arc<Shared>, connection: &'e Arc<Connection>) -> Self {
         Exchange { shared, connection, run: OnceLock::new() }
     }
 
@@ -428,7 +438,7 @@ impl Exchange {
         if self.shared.cors.is_preflight(&head.method, &head.headers) {
             return self.preflight(&head, &body, open);
         }
-        let plain = match plain(&self.shared, &self.connection, &head) {
+        let plain = match plain(self.shared, self.connection, &head) {
             Ok(plain) => plain,
             Err(refused) => return Box::pin(self.refuse_data(refused, &head, body, open)).await,
         };
@@ -454,13 +464,12 @@ impl Exchange {
             return Box::pin(self.forward_whole(head, data, hold, open)).await;
         };
         let found = plain.target(&head);
-        let (method, accepted) = (found.method, plain.terms.accepted);
-        let share = plain.terms.share(found.model).to_owned();
+        let (method, name, accepted) = (found.method, found.model, plain.terms.accepted);
         // Over HTTP/2, the connection's other requests may have been answered while this one's body came.
         self.connection.room().await;
         let mut outcome = Err(Failed::Declined(Declined::TooLarge));
         if data.len() <= INLINE_BYTES {
-            outcome = self.shared.call(Effort::Small, &self.connection, &plain.terms, |dispatch, call| {
+            outcome = self.shared.call(Effort::Small, self.connection, &plain.terms, |dispatch, call| {
                 dispatch.http(&found, call, &data)
             });
         }
@@ -476,14 +485,15 @@ impl Exchange {
             && let Ok(made) = outcome
         {
             let ask = || self.ask(&head, data.len());
-            outcome = match Box::pin(inflating::finish(&self.shared, made, accepted, ask)).await {
+            outcome = match Box::pin(inflating::finish(self.shared, made, accepted, ask)).await {
                 Ok(made) => Ok(made),
                 Err(refusal) => {
-                    let status = self.too_long(&model(&self.shared, &head), refusal);
+                    let status = self.too_long(&model(self.shared, &head), refusal);
                     return self.refuse(&head.headers, &status, open);
                 }
             };
         }
+        let share = plain.terms.share(name);
         match outcome {
             Ok(Made { answered, body, debt, took }) => {
                 if self.shared.tracing.is_some()
@@ -492,22 +502,22 @@ impl Exchange {
                     let _ = self.run.set(run);
                 }
                 let id = self.shared.ids.of_http(&head.headers);
-                self.shared
-                    .statistics
-                    .succeeded(method, &answered, took, || id.to_str().unwrap_or_default().to_owned());
+                let asked = || (id.to_str().unwrap_or_default().to_owned(), self.client(&head.headers));
+                self.shared.statistics.succeeded(method, &answered, took, asked);
                 self.answer(&head.headers, &answered, body, debt, id, open)
             }
             Err(Failed::Panicked) => {
                 let id = self.shared.ids.of_http(&head.headers);
                 let status = shared::internal_error(id.to_str().unwrap_or_default());
-                refusals::count_status(&self.shared, method, &share, &status, id.to_str().unwrap_or_default());
+                let (shared, client) = (self.shared, self.client(&head.headers));
+                refusals::count_status(shared, method, share, &status, id.to_str().unwrap_or_default(), client);
                 self.refusal(&head.headers, &status, id, open)
             }
             Err(Failed::Refused(fault)) => {
                 // A model that the caller can not see must look like one that is not there.
-                let is_known = !share.is_empty() && !self.shared.known_model(plain.target(&head).model).is_empty();
+                let is_known = !share.is_empty() && !self.shared.known_model(name).is_empty();
                 let is_unknown = fault.code == Code::NotFound && !is_known;
-                let mut response = self.fault(method, &head, &fault.of_model(&share), open);
+                let mut response = self.fault(method, &head, &fault.of_model(share), open);
                 if is_unknown {
                     response.body_mut().add_models(&self.shared.models_of(&plain.terms));
                 }
@@ -515,7 +525,7 @@ impl Exchange {
             }
             Err(Failed::Declined(_)) => {
                 let fault = faults::internal("a form of HTTP left its request undone");
-                self.fault(method, &head, &fault.of_model(&share), open)
+                self.fault(method, &head, &fault.of_model(share), open)
             }
         }
     }
@@ -541,19 +551,19 @@ impl Exchange {
                 let fault =
                     size.map_or_else(|| faults::body_over_limit(limit), |size| faults::body_too_long(size, limit));
                 let method = plain.map_or(Method::HttpPredict, |plain| plain.target(&head).method);
-                let fault = fault.of_model(&model(&self.shared, &head));
+                let fault = fault.of_model(&model(self.shared, &head));
                 self.unread(self.fault(method, &head, &fault, open))
             }
             Gathered::NoRoom => {
-                let model = model(&self.shared, &head);
+                let model = model(self.shared, &head);
                 self.refuse_undone(&head, body, &self.shared.no_bytes(&model), open).await
             }
             Gathered::Refused(refusal) => {
-                let model = model(&self.shared, &head);
+                let model = model(self.shared, &head);
                 self.refuse_undone(&head, body, &self.too_long(&model, refusal), open).await
             }
             Gathered::Stalled => {
-                let status = self.shared.stalled(&model(&self.shared, &head));
+                let status = self.shared.stalled(&model(self.shared, &head));
                 let mut refusal = self.refuse_unread(&head.headers, &status, open);
                 *refusal.status_mut() = StatusCode::REQUEST_TIMEOUT;
                 refusal
@@ -589,7 +599,7 @@ impl Exchange {
             let found = Target { json_length, ..found.ok_or(Declined::Unusual)? };
             dispatch.http(&found, call, &data)
         };
-        let (shared, connection, terms) = (&self.shared, &self.connection, &plain.terms);
+        let (shared, connection, terms) = (self.shared, self.connection, &plain.terms);
         Pooled { shared, connection, terms, ask, form }.run(why, None, || self.late()).await
     }
 
@@ -602,7 +612,7 @@ impl Exchange {
     ) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Status> {
         let ask = self.ask(head, data.len());
         let too_long = |model: &str, refusal| self.too_long(model, refusal);
-        inflating::inflate_body(&self.shared, &self.connection, head, data, hold, ask, too_long).await
+        inflating::inflate_body(self.shared, self.connection, head, data, hold, ask, too_long).await
     }
 
     /// Refuses a request whose body can not be inflated: for a fault of the request, or because of a limit, which has counted
@@ -630,7 +640,7 @@ impl Exchange {
     /// wait.
     fn ask(&self, head: &Parts, size: usize) -> Ask {
         let deadline = Instant::now() + self.shared.limits.http_timeout;
-        Ask::new(&model(&self.shared, head), &self.connection.peer, size, Some(deadline))
+        Ask::new(&model(self.shared, head), &self.connection.peer, size, Some(deadline))
     }
 
     /// Returns the body of the answer to a health check; None if the core can not answer the check.
@@ -719,14 +729,14 @@ impl Exchange {
             response
         } else if method == Method::Infer {
             let text = format!("{name} is not allowed here; send it by POST");
-            let fault = Fault::new(Code::InvalidArgument, text).of_model(&model(&self.shared, head));
+            let fault = Fault::new(Code::InvalidArgument, text).of_model(&model(self.shared, head));
             let mut response = self.fault(method, head, &fault, open);
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
             response.headers_mut().insert(ALLOW, ALLOWED);
             response
         } else {
             let fault = faults::malformed_path(name, head.uri.path(), "; send it by POST");
-            let fault = fault.of_model(&model(&self.shared, head));
+            let fault = fault.of_model(&model(self.shared, head));
             let mut response = self.fault(method, head, &fault, open);
             // TensorFlow Serving answers 400 for its own method.
             if method != Method::HttpPredict {
@@ -765,7 +775,7 @@ impl Exchange {
 
     /// Returns the counters of the bytes that this connection's requests to the request's model hold.
     fn shares(&self, head: &Parts) -> Arc<Shares> {
-        self.connection.shares(&self.shared.account, &model(&self.shared, head))
+        self.connection.shares(&self.shared.account, &model(self.shared, head))
     }
 
     /// Reads the body of a request. `is_plain`: the core may answer the request, so a large one is announced to the
@@ -799,7 +809,7 @@ impl Exchange {
         let mut one = Bytes::new();
         let mut all: Vec<u8> = Vec::new();
         while !body.is_end_stream() {
-            let data = match pace.next(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
+            let data = match pace.next(|cx| next_part(body, cx)).await {
                 Err(_) => return Gathered::Stalled,
                 Ok(None) => break,
                 Ok(Some(Err(error))) => return if is_malformed(&error) { Gathered::Malformed } else { Gathered::Lost },
@@ -842,7 +852,7 @@ impl Exchange {
 
     /// Returns a body to forward: the bytes that were read already, then the bytes that the client still sends.
     fn upload(&self, begun: Bytes, rest: RequestBody) -> Upload {
-        let (connection, shared) = (Arc::clone(&self.connection), Arc::clone(&self.shared));
+        let (connection, shared) = (Arc::clone(self.connection), Arc::clone(self.shared));
         let left = move |left| match left {
             UnreadReason::Unread => connection.note_unread(),
             UnreadReason::Flood => {
@@ -873,14 +883,14 @@ impl Exchange {
             0
         };
         if made > 0 && !hold.reach(made, || self.shares(&head)) {
-            let model = model(&self.shared, &head);
+            let model = model(self.shared, &head);
             return self.refuse(&head.headers, &self.shared.no_bytes(&model), open);
         }
         self.forward(head, Upload::whole(data), open).await
     }
 
     async fn forward(&self, mut head: Parts, body: Upload, open: Open) -> Response<Answer> {
-        let shared = &self.shared;
+        let shared = self.shared;
         let ask = self.ask(&head, usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX));
         let model = Arc::clone(&ask.path[0]);
         let lane = lane(&head);
@@ -899,7 +909,8 @@ impl Exchange {
         }
         shared.statistics.count(Event::ForwardedHttp);
         let headers = head.headers.clone();
-        shared.mark(&mut head.headers, &self.connection);
+        let client = self.client(&headers);
+        shared.mark(&mut head.headers, self.connection, &client);
         // The future of a forwarded request is boxed, so that the futures of requests that the core answers itself stay
         // small.
         let forwarded = Box::pin(shared.http_upstream.forward(head, body)).await;
@@ -910,7 +921,7 @@ impl Exchange {
         }
         shared.statistics.count(Event::UpstreamFailedHttp);
         let (id, status) = (shared.ids.of_http(&headers), shared::no_upstream());
-        refusals::count_status(shared, Method::OtherHttp, &model, &status, id.to_str().unwrap_or_default());
+        refusals::count_status(shared, Method::OtherHttp, &model, &status, id.to_str().unwrap_or_default(), client);
         self.refusal(&headers, &status, id, open)
     }
 
@@ -946,10 +957,15 @@ impl Exchange {
         response
     }
 
+    fn client(&self, headers: &HeaderMap) -> String {
+        self.shared.client(headers, self.connection)
+    }
+
     /// Refuses a request for a fault of its own.
     fn fault(&self, method: Method, head: &Parts, fault: &Fault, open: Open) -> Response<Answer> {
         let id = self.shared.ids.of_http(&head.headers);
-        let status = refusals::of_http(&self.shared, method, fault, id.to_str().unwrap_or_default());
+        let client = self.client(&head.headers);
+        let status = refusals::of_http(self.shared, method, fault, id.to_str().unwrap_or_default(), client);
         self.refusal(&head.headers, &status, id, open)
     }
 

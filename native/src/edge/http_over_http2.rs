@@ -51,7 +51,7 @@ async fn serve(
     }
     let max_discarded = connection.max_discarded;
     {
-        let exchange = Exchange::new(shared, Arc::clone(&connection));
+        let exchange = Exchange::new(&shared, &connection);
         let answer = tokio::select! {
             biased;
             // The client has cancelled the request, so the server stops its work on it.
@@ -71,11 +71,11 @@ async fn serve(
 }
 
 /// Returns the answer to a request, after the client has read enough of the connection's other answers.
-async fn answer(exchange: &Exchange, mut head: Parts, body: RequestBody) -> Response<Answer> {
-    let connection = &exchange.connection;
+async fn answer(exchange: &Exchange<'_>, mut head: Parts, body: RequestBody) -> Response<Answer> {
+    let connection = exchange.connection;
     let open = connection.open();
     if head.headers.len() > MAX_HEADERS {
-        return too_many_headers(&exchange.shared, open);
+        return too_many_headers(exchange.shared, open);
     }
     let _permits = match exchange.shared.hold_head(connection, &head.headers) {
         Ok(permits) => permits,
@@ -106,7 +106,7 @@ fn normalize(head: &mut Parts) {
     }
 }
 
-async fn send(exchange: &Exchange, answer: Response<Answer>, is_head: bool, mut respond: SendResponse<Payload>) {
+async fn send(exchange: &Exchange<'_>, answer: Response<Answer>, is_head: bool, mut respond: SendResponse<Payload>) {
     let (mut head, answer) = answer.into_parts();
     remove_headers_of_http1(&mut head.headers);
     let length = answer.size_hint().exact().filter(|length| *length > 0 || !is_head);
@@ -132,7 +132,7 @@ async fn send(exchange: &Exchange, answer: Response<Answer>, is_head: bool, mut 
     }
 }
 
-async fn send_forwarded(exchange: &Exchange, mut body: Forwarded, mut stream: SendStream<Payload>) {
+async fn send_forwarded(exchange: &Exchange<'_>, mut body: Forwarded, mut stream: SendStream<Payload>) {
     loop {
         let frame = tokio::select! {
             biased;
@@ -149,7 +149,7 @@ async fn send_forwarded(exchange: &Exchange, mut body: Forwarded, mut stream: Se
                 let Ok(data) = frame.into_data() else { continue };
                 // The bytes count as unread while they wait for the client's windows, so that a client that opens none
                 // is disconnected.
-                let _debt = Debt::new(&exchange.connection, &exchange.shared.account, "", data.len());
+                let _debt = Debt::new(exchange.connection, &exchange.shared.account, "", data.len());
                 if !data.is_empty() && send_in_window(data, false, &mut stream).await.is_err() {
                     return;
                 }
@@ -177,7 +177,7 @@ async fn discard(mut rest: RecvStream, most: usize) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -24,6 +24,7 @@ mod http_over_http2;
 mod inflating;
 mod local_authority;
 mod notes;
+mod own_wakes;
 mod pooled;
 mod preface;
 mod records;
@@ -38,12 +39,15 @@ pub(crate) mod shared;
 mod snapshot;
 mod socket;
 mod statistics;
+#[cfg(all(test, not(feature = "model")))]
+mod tests;
 mod tls;
 mod turns;
 mod wrapped_stream;
 
 pub use crate::admission::limits::Limits;
 pub use access::{Access, Caller};
+pub use certificate::first_end_s;
 pub use config::{Config, Listen, Wire};
 pub use dispatch::{Cors, Dispatch, Method, Target, target};
 pub use health::Health;

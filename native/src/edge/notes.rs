@@ -45,7 +45,7 @@ fn add_counts<'a>(headers: &mut HeaderMap, header: HeaderName, counts: impl Iter
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -70,7 +70,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
 
 write_to_stream!(Begun);
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use tokio::io::AsyncReadExt;
 

@@ -18,9 +18,7 @@ const OWN_BYTES: usize = 512;
 #[derive(Debug)]
 pub struct LogEntry {
     pub model: String,
-    /// The version that answered the request.
     pub version: i64,
-    /// Name of the signature that answered the request.
     pub signature: String,
     /// When the request was answered, in seconds since 1970.
     pub answered_s: u64,
@@ -94,7 +92,6 @@ pub fn times_ns(begin: Instant, end: Instant) -> (u64, u64) {
 pub struct Taken {
     /// Requests for the logs of their models, in the order in which they were answered.
     pub entries: Vec<LogEntry>,
-    /// Requests for traces.
     pub spans: Vec<SpanRecord>,
     /// Numbers of requests for logs that were dropped since the last call, by model.
     pub dropped_entries: HashMap<String, u64>,
@@ -196,7 +193,7 @@ impl Records {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -40,7 +40,7 @@ impl LogPace {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use std::time::Duration;
 

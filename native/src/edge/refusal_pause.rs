@@ -111,7 +111,7 @@ impl Drop for RefusalPause<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use std::task::Waker;
 

@@ -14,13 +14,13 @@ const MAX_HTTP_CHARACTERS: usize = 4096;
 const CUT_MARK: &str = "...TRUNCATED";
 /// Counts and logs a fault of a request to a method of the HTTP API, and returns the status to send.
 #[must_use]
-pub fn of_http(shared: &Shared, method: Method, fault: &Fault, request_id: &str) -> Status {
+pub fn of_http(shared: &Shared, method: Method, fault: &Fault, request_id: &str, client: String) -> Status {
     let mut text = fault.text.clone();
     if let Some((end, _)) = text.char_indices().nth(MAX_HTTP_CHARACTERS) {
         text.truncate(end);
         text.push_str(CUT_MARK);
     }
-    count(shared, method, fault, request_id);
+    count(shared, method, fault, request_id, client);
     log(shared, method, fault, &text, request_id);
     if http_status(fault.code) == 500 {
         text = format!("{text} Request id: {request_id}");
@@ -30,7 +30,7 @@ pub fn of_http(shared: &Shared, method: Method, fault: &Fault, request_id: &str)
 
 /// Counts and logs a fault of a gRPC call, and returns the status to send.
 #[must_use]
-pub fn of_grpc(shared: &Shared, method: Method, fault: &Fault, request_id: &str) -> Status {
+pub fn of_grpc(shared: &Shared, method: Method, fault: &Fault, request_id: &str, client: String) -> Status {
     let mut text = fault.text.clone();
     if fault.code == Code::Internal {
         text = format!("{text} Request id: {request_id}");
@@ -40,7 +40,7 @@ pub fn of_grpc(shared: &Shared, method: Method, fault: &Fault, request_id: &str)
         text.truncate(end);
         text.push_str(CUT_MARK);
     }
-    count(shared, method, fault, request_id);
+    count(shared, method, fault, request_id, client);
     log(shared, method, fault, &text, request_id);
     Status { code: fault.code, text, may_retry: fault.may_retry }
 }
@@ -63,7 +63,7 @@ pub fn http_status(code: Code) -> u16 {
     }
 }
 
-fn count(shared: &Shared, method: Method, fault: &Fault, request_id: &str) {
+fn count(shared: &Shared, method: Method, fault: &Fault, request_id: &str, client: String) {
     let mut subject = fault.subject.clone();
     if subject.version.is_none() {
         // Names that clients invent are counted together.
@@ -71,19 +71,27 @@ fn count(shared: &Shared, method: Method, fault: &Fault, request_id: &str) {
             subject.model.clear();
         }
     }
-    shared.statistics.failed(method, subject, fault.code, &fault.text, request_id);
+    shared.statistics.failed(method, subject, fault.code, &fault.text, request_id, client);
 }
 
 /// Counts a failed request that has a status in place of a fault.
-pub fn count_status(shared: &Shared, method: Method, model: &str, status: &Status, request_id: &str) {
+pub fn count_status(shared: &Shared, method: Method, model: &str, status: &Status, request_id: &str, client: String) {
     let subject = Subject { model: shared.known_model(model).to_owned(), ..Subject::default() };
-    shared.statistics.failed(method, subject, status.code, &status.text, request_id);
+    shared.statistics.failed(method, subject, status.code, &status.text, request_id, client);
 }
 
-/// Counts a gRPC call that is refused with this status, unless a limit has counted it already.
-pub fn count_unlimited(shared: &Shared, method: Method, status: &Status, request_id: &str) {
-    if matches!(status.code, Code::InvalidArgument | Code::Unimplemented | Code::Internal) {
-        count_status(shared, method, "", status, request_id);
+/// Counts a gRPC call that is refused with this status, unless a limit has counted it already. gRPC gives the code
+/// INTERNAL to a message that can not be read; that is a fault of the client, and counts as `INVALID_ARGUMENT`.
+pub fn count_unlimited(
+    shared: &Shared,
+    method: Method,
+    status: &Status,
+    request_id: &str,
+    client: impl FnOnce() -> String,
+) {
+    let code = if status.code == Code::Internal { Code::InvalidArgument } else { status.code };
+    if matches!(code, Code::InvalidArgument | Code::Unimplemented) {
+        count_status(shared, method, "", &Status { code, ..status.clone() }, request_id, client());
     }
 }
 

@@ -49,7 +49,7 @@ impl RequestWindow {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
     use crate::admission::limits::Limits;

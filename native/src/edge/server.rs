@@ -229,7 +229,6 @@ impl Server {
         }
     }
 
-    /// Replaces the list of known callers for all later requests.
     pub fn set_access(&self, access: Access) {
         self.hub.shared.access.store(Some(Arc::new(access)));
     }
@@ -282,7 +281,6 @@ impl Server {
         self.hub.shared.statistics.retire(model, version)
     }
 
-    /// Removes all counts of a model that was removed.
     pub fn forget(&self, model: &str) {
         self.hub.shared.statistics.forget(model);
     }
@@ -671,7 +669,7 @@ async fn watch_upstreams(hub: Arc<Hub>) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
     use crate::admission::fair_queue::address_of;

@@ -24,7 +24,7 @@ use super::request_id::RequestIds;
 use super::sampling::Tracing;
 use super::statistics::Statistics;
 use crate::admission::account::Account;
-use crate::admission::fair_queue::Refusal;
+use crate::admission::fair_queue::{Refusal, address_of};
 use crate::admission::gate::Gates;
 use crate::admission::large::{LazyPool, Pool};
 use crate::admission::limits::{LARGE_HEAD_BYTES, Limits};
@@ -42,6 +42,8 @@ pub const NAMES_HEADER: &str = "x-embedding-server-names";
 /// Header that proves to the control server that the core wrote the other headers, because clients may also connect
 /// to the control server directly.
 pub const SEAL_HEADER: &str = "x-embedding-server-seal";
+/// Header of forwarded requests, which tells the control server what [`Shared::client`] returns.
+const CLIENT_HEADER: &str = "x-embedding-server-client";
 /// Names in a client certificate are not forwarded if they have more bytes than this: grpcio takes 8 KiB of metadata.
 const MAX_NAMES_BYTES: usize = 4096;
 /// Most names of models that the error for an unknown model lists.
@@ -208,8 +210,16 @@ impl Shared {
         Ok(Terms { encoding, accepted: Accepted::default(), grant })
     }
 
+    /// Returns the name of a request's caller, or the address of its client if its credentials belong to no caller.
+    #[must_use]
+    pub fn client(&self, headers: &HeaderMap, connection: &Connection) -> String {
+        let access = self.access.load();
+        let grant = access.as_ref().and_then(|access| access.grant(headers, connection.names()));
+        grant.map_or_else(|| address_of(&connection.peer).to_owned(), |grant| grant.caller.clone())
+    }
+
     /// Removes the client's headers whose prefix is reserved for the core, and adds the core's own headers.
-    pub fn mark(&self, headers: &mut HeaderMap, connection: &Connection) {
+    pub fn mark(&self, headers: &mut HeaderMap, connection: &Connection, client: &str) {
         let is_own = |name: &HeaderName| name.as_str().starts_with(OWN_HEADERS);
         if headers.keys().any(is_own) {
             let own: Vec<_> = headers.keys().filter(|name| is_own(name)).cloned().collect();
@@ -223,6 +233,7 @@ impl Shared {
                 headers.insert(HeaderName::from_static(name), value);
             }
         };
+        add(CLIENT_HEADER, client);
         if let Some(access) = &*self.access.load()
             && !connection.names().is_empty()
         {
@@ -263,6 +274,7 @@ impl Shared {
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
     ) -> Outcome {
         let started = Instant::now();
+        let log = LogTerms { draw: fastrand::f64(), has_answers: self.has_log_answers };
         let call = Call {
             routes,
             effort,
@@ -270,7 +282,7 @@ impl Shared {
             encoding: terms.encoding,
             strict_json: self.strict_json,
             grant: terms.grant.as_deref(),
-            log: Some(LogTerms { draw: fastrand::f64(), has_answers: self.has_log_answers }),
+            log: (log.draw < routes.most_logged()).then_some(log),
         };
         // A panic leaves no servable half-changed: a handler only reads a servable, and changes only its counters and
         // caches.

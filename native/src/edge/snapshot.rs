@@ -5,9 +5,10 @@ use serde::Serialize;
 /// A record of one slow request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SlowRequest {
-    /// The time when the request ended, in seconds since 1970.
     pub at_s: f64,
     pub request_id: String,
+    /// As in [`FailedRequest`].
+    pub client: String,
     pub api: &'static str,
     pub method: &'static str,
     pub model: String,
@@ -21,9 +22,10 @@ pub struct SlowRequest {
 /// A record of one request that was refused for a fault.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FailedRequest {
-    /// The time when the request ended, in seconds since 1970.
     pub at_s: f64,
     pub request_id: String,
+    /// The caller's name, or the address of a client that is no known caller.
+    pub client: String,
     pub api: &'static str,
     pub method: &'static str,
     pub model: String,
@@ -89,40 +91,30 @@ pub struct WaitSnapshot {
 /// down.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Snapshot {
-    /// Counts of answered requests, by method, model, version and signature.
     pub subjects: Vec<SubjectSnapshot>,
     /// Number of times that a handler of a wire format (form) declined a request, by reason. Requests that a thread
     /// pool then answers count here, too.
     pub declined: Vec<(&'static str, u64)>,
-    /// Number of requests that were forwarded to the control server, by wire.
     pub forwarded: Vec<(&'static str, u64)>,
     /// Number of forwarded requests that could not reach the control server, by wire.
     pub upstream_failed: Vec<(&'static str, u64)>,
     /// Number of requests that the core refused itself, by model and reason; the model is "" if it is not known.
     /// Refused connections count here, too.
     pub refused: Vec<(String, &'static str, u64)>,
-    /// Requests that were refused for a fault.
     pub failed: Vec<FailureCount>,
-    /// Times that requests waited for a thread before they ran, by model.
     pub waited: Vec<WaitSnapshot>,
     /// Number of connections that the server cut, by wire: mostly because the client was too slow to send a request's
     /// head or to read answers.
     pub cut: Vec<(&'static str, u64)>,
     /// Number of connections that the server closed because of a flood or a malformed request, by reason.
     pub flooded: Vec<(&'static str, u64)>,
-    /// Number of TLS or HTTP/2 handshakes that failed, by wire.
     pub handshakes_failed: Vec<(&'static str, u64)>,
-    /// Number of connections that were accepted, by wire.
     pub connected: Vec<(&'static str, u64)>,
-    /// Number of requests in which a panic happened.
     pub panicked: u64,
-    /// Number of connections that are open now, by wire.
     pub connections: Vec<(&'static str, u64)>,
-    /// Number of bytes that requests and answers hold in memory now, all models together.
     pub bytes_in_flight: usize,
     /// Number of bytes that all requests and answers together have held since the server's start.
     pub bytes_held_total: u64,
-    /// Number of bytes that requests and answers hold in memory now, by model; the model is "" if it is not known.
     pub held: Vec<(String, usize)>,
     /// Number of requests that wait now for a thread of one of the two pools: requests that take too long for a thread
     /// of connections, and requests that read rows from the disk or from a Valkey or Redis cluster.

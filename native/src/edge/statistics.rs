@@ -157,11 +157,20 @@ impl Statistics {
     }
 
     /// Counts a request that is refused for a fault, and keeps it for the status page.
-    pub fn failed(&self, method: Method, subject: faults::Subject, code: Code, text: &str, request_id: &str) {
+    pub fn failed(
+        &self,
+        method: Method,
+        subject: faults::Subject,
+        code: Code,
+        text: &str,
+        request_id: &str,
+        client: String,
+    ) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let one = FailedRequest {
             at_s: now.as_secs_f64(),
             request_id: request_id.to_owned(),
+            client,
             api: method.api(),
             method: method.name(),
             model: subject.model.clone(),
@@ -186,7 +195,6 @@ impl Statistics {
         lock(&self.failed).iter().map(failure_count).collect()
     }
 
-    /// Counts the time that a request waited for a thread, when its run begins.
     pub fn waited(&self, model: &Arc<str>, wait: Duration) {
         let seconds = wait.as_secs_f64();
         let place = self.wait_limits_s.partition_point(|limit| *limit < seconds);
@@ -221,9 +229,15 @@ impl Statistics {
         self.shards[shard].0[event as usize].fetch_add(1, Relaxed);
     }
 
-    /// Counts an answered request. The function calls `request_id` only for a slow request.
+    /// Counts an answered request. `asked` returns its request id and its client; it is called only for a slow request.
     #[inline]
-    pub fn succeeded(&self, method: Method, answered: &Answered, took: Duration, request_id: impl FnOnce() -> String) {
+    pub fn succeeded(
+        &self,
+        method: Method,
+        answered: &Answered,
+        took: Duration,
+        asked: impl FnOnce() -> (String, String),
+    ) {
         let (model, version) = (answered.servable.model(), answered.servable.version());
         let known = OWN.try_with(|own| {
             let own = &mut *own.borrow_mut();
@@ -241,7 +255,7 @@ impl Statistics {
         });
         debug_assert!(known.is_ok());
         if took >= self.slow_from {
-            self.note_slow(method, answered, took, request_id());
+            self.note_slow(method, answered, took, asked());
         }
     }
 
@@ -294,11 +308,13 @@ impl Statistics {
         }
     }
 
-    fn note_slow(&self, method: Method, answered: &Answered, took: Duration, request_id: String) {
+    fn note_slow(&self, method: Method, answered: &Answered, took: Duration, asked: (String, String)) {
+        let (request_id, client) = asked;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let one = SlowRequest {
             at_s: now.as_secs_f64(),
             request_id,
+            client,
             api: method.api(),
             method: method.name(),
             model: answered.servable.model().to_owned(),
@@ -315,7 +331,6 @@ impl Statistics {
         slow.push_back(one);
     }
 
-    /// Returns the number of times that an event happened, summed over all threads.
     #[must_use]
     pub fn total(&self, event: Event) -> u64 {
         self.shards.iter().map(|shard| shard.0[event as usize].load(Relaxed)).sum()
@@ -483,7 +498,7 @@ fn subjects(cells: &[(Subject, Arc<Cell>)]) -> Vec<SubjectSnapshot> {
     sums
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
     use std::time::Instant;
@@ -516,7 +531,7 @@ mod tests {
     }
 
     fn count(statistics: &Statistics, answered: &Answered, took: Duration) {
-        statistics.succeeded(Method::Lookup, answered, took, || "id".into());
+        statistics.succeeded(Method::Lookup, answered, took, || ("id".into(), "ranker".into()));
     }
 
     #[test]
@@ -558,7 +573,8 @@ mod tests {
         assert_eq!(snapshot.subjects.len(), 2);
         check(snapshot.subjects.iter().find(|one| one.version == 1).unwrap());
         assert_eq!(snapshot.slow.len(), 6);
-        assert_eq!((&*snapshot.slow[0].request_id, snapshot.slow[0].rows), ("id", 2));
+        let slow = &snapshot.slow[0];
+        assert_eq!((&*slow.request_id, &*slow.client, slow.rows), ("id", "ranker", 2));
         let gone = statistics.retire("m", 2);
         assert_eq!((gone.subjects.len(), gone.subjects[0].counts[2]), (1, 3));
         // retire() has replaced the counters (cells) of the ended threads by one cell with their sums.
@@ -577,7 +593,7 @@ mod tests {
         for model in ["m", "n"] {
             statistics.refused(model, "queue");
             let subject = faults::Subject { model: model.into(), version: None, signature: String::new() };
-            statistics.failed(Method::Lookup, subject, Code::Unavailable, "text", "id");
+            statistics.failed(Method::Lookup, subject, Code::Unavailable, "text", "id", String::new());
             statistics.waited(&model.into(), Duration::ZERO);
         }
         statistics.forget("m");
@@ -596,7 +612,7 @@ mod tests {
         for rows in [0, 1, 2, 3, 4, 900] {
             for method in [Method::Classify, Method::HttpRegress, Method::Predict] {
                 let answered = Answered { rows, ..answered(1) };
-                statistics.succeeded(method, &answered, Duration::ZERO, String::new);
+                statistics.succeeded(method, &answered, Duration::ZERO, Default::default);
             }
         }
         let mut found: Vec<_> = statistics.snapshot().subjects;
@@ -612,8 +628,8 @@ mod tests {
     fn rows_of_tables_are_counted_under_their_method_and_events_always() {
         let statistics = Statistics::new(Vec::new(), Vec::new(), vec![1, 2, 4], Duration::ZERO);
         let rows = Answered { signature: NO_SIGNATURE, ..answered(1) };
-        statistics.succeeded(Method::Rows, &rows, Duration::ZERO, String::new);
-        statistics.failed(Method::Rows, faults::Subject::default(), Code::NotFound, "text", "id");
+        statistics.succeeded(Method::Rows, &rows, Duration::ZERO, Default::default);
+        statistics.failed(Method::Rows, faults::Subject::default(), Code::NotFound, "text", "id", "ranker".into());
         statistics.count(Event::DeclinedSearch);
         statistics.count(Event::ConnectedHttp);
         statistics.count(Event::ConnectedHttp);
@@ -626,6 +642,7 @@ mod tests {
         );
         assert_eq!((snapshot.slow.len(), &*snapshot.slow[0].signature), (1, "rows"));
         assert_eq!((snapshot.failed[0].method, snapshot.failed[0].count, snapshot.failures.len()), ("rows", 1, 1));
+        assert_eq!((&*snapshot.failures[0].client, &*snapshot.failures[0].message), ("ranker", "text"));
         assert!(snapshot.declined.contains(&("search", 1)));
         assert_eq!(snapshot.connections, [("grpc", 0), ("http", 1)]);
         let text = serde_json::to_string(&snapshot).unwrap();

@@ -82,7 +82,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use std::sync::atomic::AtomicBool;
     use std::task::Poll;

@@ -189,7 +189,7 @@ fn content_strings(tensor: &[u8], content: &[u8]) -> usize {
     if is_string { elements.min(content.len()) } else { 0 }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::super::protobuf::{write_delimited, write_varint_field};
     use super::*;

@@ -37,7 +37,7 @@ pub fn classify(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     const REQUEST: &str = "tensorflow.serving.ClassificationRequest";
     check_size(call.effort, message)?;
     answer_usual(&EXAMPLES_REQUEST, message, |message| one(call, Method::Classify, message))
-        .map_err(|declined| declined.of_message(REQUEST))
+        .map_err(|declined| declined.of_message(REQUEST, message))
 }
 
 /// Answers a `RegressionRequest`.
@@ -48,7 +48,7 @@ pub fn regress(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     const REQUEST: &str = "tensorflow.serving.RegressionRequest";
     check_size(call.effort, message)?;
     answer_usual(&EXAMPLES_REQUEST, message, |message| one(call, Method::Regress, message))
-        .map_err(|declined| declined.of_message(REQUEST))
+        .map_err(|declined| declined.of_message(REQUEST, message))
 }
 
 /// Answers a `MultiInferenceRequest`.
@@ -59,7 +59,7 @@ pub fn multi_inference(call: &Call<'_>, message: &[u8]) -> Result<Answered, Decl
     const REQUEST: &str = "tensorflow.serving.MultiInferenceRequest";
     check_size(call.effort, message)?;
     answer_usual(&MULTI_INFERENCE_REQUEST, message, |message| multi(call, message))
-        .map_err(|declined| declined.of_message(REQUEST))
+        .map_err(|declined| declined.of_message(REQUEST, message))
 }
 
 /// Returns the model name in a `MultiInferenceRequest`, of which perhaps only the first bytes are received; "" if there

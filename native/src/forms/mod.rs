@@ -27,7 +27,7 @@ use crate::tables::halves::Half;
 pub mod json;
 pub mod lookup_json;
 pub mod oip_binary;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod oip_fixture;
 pub mod oip_json;
 pub mod oip_proto;
@@ -151,7 +151,7 @@ pub struct Answered {
     pub record: Option<Box<LogRecord>>,
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

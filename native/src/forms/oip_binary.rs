@@ -255,7 +255,7 @@ pub(super) fn append_binary(work: &mut Work<'_, '_>, index: usize, body: &mut Ve
     work.append(index, body)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use proptest::prelude::*;
 

@@ -12,8 +12,8 @@ use serde_json::json;
 use super::Call;
 use super::oip_binary::datatype_of;
 use crate::plan::{
-    Data, DataType, Declined, Effort, Graph, GraphOutput, GraphRequest, GraphResult, ModelRoutes, Notes, OutputData,
-    Routes, Servable, Tensor, VersionMemory,
+    Data, DataType, Effort, Graph, GraphOutput, GraphRequest, GraphResult, ModelRoutes, Notes, OutputData, Routes,
+    Servable, Tensor, VersionMemory,
 };
 use crate::tables::memory::Memory;
 
@@ -353,37 +353,12 @@ pub fn mutated(message: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Returns lookup requests of the benchmark's workloads. W1 has one row and three ids; W2 has 128 rows with ten tags
-/// each.
-pub fn workloads() -> [(&'static str, Lookup); 2] {
-    let of = |rows: usize, tags: usize| Lookup {
-        users: (0..rows).map(|row| (row * 7 % USERS) as i64).collect(),
-        items: (0..rows).map(|row| (row * 11 % ITEMS) as i64).collect(),
-        tags: (0..rows).map(|row| (0..tags).map(|i| ((row + i * 3) % ITEMS) as i64).collect()).collect(),
+/// Returns a lookup of 128 rows with ten tags each.
+pub fn large_lookup() -> Lookup {
+    Lookup {
+        users: (0..128).map(|row| (row * 7 % USERS) as i64).collect(),
+        items: (0..128).map(|row| (row * 11 % ITEMS) as i64).collect(),
+        tags: (0..128).map(|row| (0..10).map(|i| ((row + i * 3) % ITEMS) as i64).collect()).collect(),
         weights: None,
-    };
-    [("W1", of(1, 1)), ("W2", of(128, 10))]
-}
-
-/// Measures calls of `answer` in several rounds, and prints the processor time of one call in the fastest round.
-pub fn measure(name: &str, mut answer: impl FnMut() -> Result<super::Answered, Declined>) {
-    let mut best = f64::INFINITY;
-    let mut size = 0;
-    for _ in 0..7 {
-        let rounds = 1000;
-        let started = thread_seconds();
-        for _ in 0..rounds {
-            size = std::hint::black_box(answer().map_or(0, |answered| answered.body.len()));
-        }
-        best = best.min((thread_seconds() - started) * 1e9 / f64::from(rounds));
     }
-    println!("{name:>16}: {best:.0} ns, {size} bytes");
-}
-
-/// Returns the processor time that this thread has used, in seconds; other processes do not add to it.
-fn thread_seconds() -> f64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the system call clock_gettime writes only to the variable `time`.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }

@@ -47,13 +47,14 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
         return Err(Declined::TooLarge);
     }
     let answer = |message: &[u8]| answer_plain(call, message);
-    answer_usual(&INFER_REQUEST, message, answer).map_err(|declined| declined.of_message(REQUEST))
+    answer_usual(&INFER_REQUEST, message, answer).map_err(|declined| declined.of_message(REQUEST, message))
 }
 
 fn answer_plain(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
     let request = Request::read(message)?;
     let (servable, signature_index) = find(call, request.model, version(request.version)?, request.signature)?;
-    let run = || run(call, &request, servable, signature_index).map_err(|declined| declined.of_message(REQUEST));
+    let run =
+        || run(call, &request, servable, signature_index).map_err(|declined| declined.of_message(REQUEST, message));
     run().map_err(|declined| declined.at(|| servable.subject(signature_index)))
 }
 
@@ -428,11 +429,11 @@ fn text(bytes: &[u8]) -> Result<&str> {
     std::str::from_utf8(bytes).map_err(|_| Declined::Malformed)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::oip_fixture::{self, Elements, Lookup, SentTensor, call, lookups, mutated, routes, tensors};
+    use super::super::oip_fixture::{Elements, Lookup, SentTensor, call, lookups, mutated, routes, tensors};
     use super::super::protobuf::write_varint_field;
     use super::*;
     use crate::plan::tests::is_fault;
@@ -673,18 +674,5 @@ mod tests {
         let routes = routes();
         let call = Call { effort: Effort::Small, ..call(&routes) };
         assert!(matches!(answer(&call, &vec![0; SMALL_MESSAGE_BYTES + 1]), Err(Declined::TooLarge)));
-    }
-
-    #[test]
-    #[ignore = "a measurement: cargo test --release --lib -- --ignored --nocapture speed_of_oip_proto"]
-    fn speed_of_oip_proto() {
-        let routes = oip_fixture::routes_of(64, 32);
-        for (name, lookup) in oip_fixture::workloads() {
-            for is_raw in [true, false] {
-                let message = request("lookup", "", &lookup.tensors(), is_raw, &[]);
-                let form = if is_raw { "raw" } else { "contents" };
-                oip_fixture::measure(&format!("{name} {form}"), || answer(&call(&routes), &message));
-            }
-        }
     }
 }

@@ -44,7 +44,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
         return Err(Declined::TooLarge);
     }
     let answer = |message: &[u8]| answer_plain(call, message);
-    answer_usual(&PREDICT_REQUEST, message, answer).map_err(|declined| declined.of_message(REQUEST))
+    answer_usual(&PREDICT_REQUEST, message, answer).map_err(|declined| declined.of_message(REQUEST, message))
 }
 
 fn answer_plain(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
@@ -60,7 +60,7 @@ fn answer_plain(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     }
     let servable = found?;
     let index = servable.find_signature(spec.signature, "", Asked::Predict, spec.version == Version::Latest)?;
-    let run = || run(call, message, servable, index).map_err(|declined| declined.of_message(REQUEST));
+    let run = || run(call, message, servable, index).map_err(|declined| declined.of_message(REQUEST, message));
     run().map_err(|declined| declined.at(|| servable.subject(index)))
 }
 
@@ -119,9 +119,10 @@ fn read<'a>(
             (1, Value::Delimited(_)) => {}
             (2, Value::Delimited(entry)) => {
                 let (name, tensor) = map_entry(entry)?;
-                let name = text(name)?;
+                let known = signature.input(name);
+                let name = known.map_or_else(|| text(name), |index| Ok(&*signature.inputs[index].name))?;
                 let tensor = read_tensor(name, tensor, &mut allowance);
-                let Some(index) = signature.input(name.as_bytes()) else {
+                let Some(index) = known else {
                     if let Ok(tensor) = &tensor
                         && set_no_rows(signature, name, tensor, &mut inputs)
                     {
@@ -167,5 +168,5 @@ fn read<'a>(
     Ok((inputs, signature.output_indexes(&filter.iter().copied())?))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests;

@@ -5,8 +5,6 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use smallvec::SmallVec;
-
 use super::built_size::{check_num_messages, check_num_strings};
 use super::protobuf::{
     Fields, Value, delimited_len, extend_varints, read_varint32, set_once, text, varint_field_len, varint_len,
@@ -205,20 +203,23 @@ fn field_of_values(dtype: DataType) -> u32 {
 /// Parses a `TensorShapeProto`; returns its sizes and their product, which may be `max_elements` at most.
 fn read_shape(name: &str, message: &[u8], max_elements: usize) -> Result<(Dims, usize), Declined> {
     let undecodable = || Declined::from(faults::undecodable_tensor(name));
-    let mut sizes: SmallVec<[i64; 4]> = SmallVec::new();
-    let mut has_unknown_rank = false;
+    let mut dims = Dims::new();
+    let (mut has_unknown_rank, mut has_negative) = (false, false);
     for field in Fields::of(message) {
         match field? {
-            (2, Value::Delimited(dim)) => sizes.push(read_dim(dim)?),
+            (2, Value::Delimited(dim)) => {
+                let size = read_dim(dim)?;
+                has_negative |= size < 0;
+                dims.push(usize::try_from(size).unwrap_or(usize::MAX));
+            }
             (3, Value::Varint(value)) => has_unknown_rank = value != 0,
             _ => return Err(Declined::Unusual),
         }
-        check_num_messages(sizes.len())?;
+        check_num_messages(dims.len())?;
     }
-    if has_unknown_rank || sizes.len() > MAX_RANK || sizes.iter().any(|size| *size < 0) {
+    if has_unknown_rank || has_negative || dims.len() > MAX_RANK {
         return Err(undecodable());
     }
-    let dims: Dims = sizes.iter().map(|&size| usize::try_from(size).unwrap_or(usize::MAX)).collect();
     if dims.contains(&0) {
         // A shape with a size of 0 has no elements, but its other sizes must still fit numpy's index type.
         let product = dims.iter().try_fold(1_usize, |product, &size| product.checked_mul(size.max(1)));
@@ -227,10 +228,10 @@ fn read_shape(name: &str, message: &[u8], max_elements: usize) -> Result<(Dims, 
     match dims.iter().try_fold(1_usize, |product, &size| product.checked_mul(size)) {
         Some(size) if size <= max_elements => Ok((dims, size)),
         Some(size) => {
-            let shape = format!("{sizes:?}");
+            let shape = format!("{dims:?}");
             Err(faults::tensor_too_large(name, &shape, &size.to_string(), max_elements).into())
         }
-        None => Err(faults::tensor_too_large(name, &format!("{sizes:?}"), &product(&dims), max_elements).into()),
+        None => Err(faults::tensor_too_large(name, &format!("{dims:?}"), &product(&dims), max_elements).into()),
     }
 }
 
@@ -579,5 +580,5 @@ fn pack(numbers: &[u8], dtype: DataType) -> Vec<u8> {
     packed
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 pub(super) mod tests;

@@ -329,7 +329,7 @@ fn skip_group(rest: &mut &[u8], number: u32, depth: usize) -> Result<(), Decline
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

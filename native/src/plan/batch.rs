@@ -28,7 +28,6 @@ pub trait BatchTicket: Send {
 pub struct QueuedRequest {
     /// Receives the outputs; it is closed if the run of the batch panicked.
     pub receiver: oneshot::Receiver<GraphResult>,
-    /// The request's place in the queue.
     pub ticket: Box<dyn BatchTicket>,
     /// Index of the signature, B, the number of rows of the request, and the numbers of its unknown keys.
     validated: (usize, usize, UnknownKeyCounts),

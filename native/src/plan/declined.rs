@@ -2,6 +2,7 @@
 //! pool, or refuses it; a search for nearest rows goes to the control servers in Python.
 
 use super::faults::{self, BoxedFault, Subject};
+use super::foreign::message_hint;
 
 /// The reason why the handler of a wire format did not answer a request.
 ///
@@ -48,11 +49,11 @@ impl Declined {
         }
     }
 
-    /// Returns the reason; bytes that are no message become the fault that names the message.
+    /// Returns the reason; a message that is no such message becomes the fault that names its type.
     #[must_use]
-    pub fn of_message(self, name: &str) -> Self {
+    pub fn of_message(self, name: &str, message: &[u8]) -> Self {
         match self {
-            Declined::Malformed => faults::not_a_message(name).into(),
+            Declined::Malformed => faults::not_a_message(name, message_hint(message)).into(),
             other => other,
         }
     }

@@ -12,14 +12,10 @@ use crate::tables::table::{Combiner, Dtype, OnBadId, Summation};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
-    /// Name of the model to which the described version belongs.
     pub model: String,
     pub version: i64,
-    /// Tables of the version.
     pub tables: Vec<TableDescription>,
-    /// Vocabularies that the version's signatures use.
     pub vocabularies: Vec<VocabularyDescription>,
-    /// Signatures that the native core runs.
     pub signatures: Vec<SignatureDescription>,
     /// The version's signatures that the core does not run.
     #[serde(default)]
@@ -40,9 +36,7 @@ pub struct Description {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OtherSignature {
-    /// Name of the signature in its model version.
     pub name: String,
-    /// Why the core does not run the signature.
     pub why: WhyNot,
     /// The part of the error text that is the signature's own; "" for none.
     #[serde(default)]
@@ -67,13 +61,9 @@ pub enum WhyNot {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableDescription {
-    /// Name of the table in its model version.
     pub name: String,
-    /// Dtype of the table's stored numbers.
     pub dtype: Dtype,
-    /// V, the number of rows of the table.
     pub vocabulary_size: usize,
-    /// D, the number of columns of the table.
     pub embedding_dim: usize,
     /// Index of the buffer of V rows; None for a table whose rows lie in a Valkey or Redis cluster.
     #[serde(default)]
@@ -151,19 +141,16 @@ pub enum SignatureKind {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SignatureDescription {
-    /// Name of the signature in its model version.
     pub name: String,
-    /// Kind of the signature: a lookup or a predict.
     pub kind: SignatureKind,
     pub inputs: Vec<InputDescription>,
     /// Features of the signature. For a lookup, the manifest's features; for a predict, the features whose vectors are
     /// fed to the graph.
     pub features: Vec<FeatureDescription>,
-    /// Outputs of the signature, in the order in which an answer has them.
-    pub outputs: Vec<OutputDescription>,
+    pub outputs: Vec<OutputPlan>,
     /// Ragged features of the signature by their names in JSON.
     #[serde(default)]
-    pub ragged_names: Vec<RaggedDescription>,
+    pub ragged_names: Vec<RaggedNames>,
     /// Maximal number of rows in a request for the signature; None for no limit.
     pub max_rows: Option<usize>,
     /// Number of id tensors that a predict's graph computes itself, before rows are looked up.
@@ -180,16 +167,13 @@ pub struct SignatureDescription {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InputDescription {
-    /// Name of the input in its signature.
     pub name: String,
     /// Name of the graph's tensor, which error texts have.
     #[serde(default)]
     pub tensor_name: String,
-    /// Dtype of the input's tensor.
     pub dtype: DataType,
     /// Sizes of the input's dimensions; None for an unknown rank, or in place of one unknown size.
     pub shape: Option<Vec<Option<usize>>>,
-    /// Whether a request may leave out the input.
     pub is_optional: bool,
     /// The tensor that a graph is fed if a request leaves out the input; None if the input has no default.
     #[serde(default)]
@@ -200,9 +184,7 @@ pub struct InputDescription {
     pub bounds: String,
     /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
     pub vocabulary: Option<usize>,
-    /// Whether requests have only keys for this input, never ids.
     pub takes_keys: bool,
-    /// Whether requests may have strings for this input.
     pub takes_strings: bool,
 }
 
@@ -211,7 +193,6 @@ pub struct InputDescription {
 #[serde(deny_unknown_fields)]
 pub struct DefaultDescription {
     pub dtype: DataType,
-    /// Sizes of the default's dimensions.
     pub shape: Vec<usize>,
     /// Index of the buffer of the default's elements, end to end; None if they have no bytes.
     pub data: Option<usize>,
@@ -220,18 +201,18 @@ pub struct DefaultDescription {
     pub lengths: Vec<usize>,
 }
 
-/// The names of one ragged feature: `RaggedNames` of service/types.py.
+/// The names of the inputs of one ragged feature: `RaggedNames` of service/types.py.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RaggedDescription {
+pub struct RaggedNames {
     /// Name of the feature in JSON requests, which have nested lists of ids for it.
     pub feature: String,
-    /// Index of the input with the feature's ids.
     pub values: usize,
-    /// Index of the input with the feature's row splits.
     pub row_splits: usize,
-    /// Name of the input with the feature's weights; the signature may lack this input.
     pub weights: String,
+    /// Index of the input with the feature's weights; None if the signature lacks this input.
+    #[serde(skip)]
+    pub weights_input: Option<usize>,
 }
 
 /// The description of one feature; its fields are those of `LookupFeature` in service/artifact/manifest.py.
@@ -245,13 +226,9 @@ pub struct FeatureDescription {
     /// Index of the input with the feature's ids. Indexes behind the last input are those of id tensors that the graph
     /// computes.
     pub ids: usize,
-    /// Index of the input with the feature's row splits; None if the feature is not ragged.
     pub row_splits: Option<usize>,
-    /// Index of the input with the feature's weights; None if the feature takes no weights.
     pub weights: Option<usize>,
-    /// Index of the table that the feature reads, in the version's list of tables.
     pub table: usize,
-    /// Combiner of the feature; None if it does not combine the vectors of a row.
     pub combiner: Option<Combiner>,
     /// The order in which the feature's combiner adds vectors.
     pub summation: Summation,
@@ -314,17 +291,15 @@ fn float32() -> DataType {
     DataType::Float32
 }
 
-/// The description of one output of a signature.
+/// One output of a signature.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct OutputDescription {
-    /// Name of the signature's output.
+pub struct OutputPlan {
     pub name: String,
-    /// Dtype of the signature's output.
     pub dtype: DataType,
-    /// For an output of a lookup: indexes of the features whose vectors stand side by side in it.
+    /// Indexes of the features whose vectors stand side by side in the output.
     pub parts: Vec<usize>,
-    /// Whether the output has vectors of shape `[K, D]` as `K * D` numbers in one dimension.
+    /// Whether vectors of shape `[K, D]` are flattened to `K * D` numbers.
     pub is_flat: bool,
     /// For an output of a predict: bytes of one row as far as the output's shape is known.
     /// The limit on the size of an answer needs them before the graph is run; the outputs of a lookup have exact shapes.

@@ -60,13 +60,10 @@ pub struct Subject {
 /// The error of one data request, in the client's terms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The canonical code.
     pub code: Code,
-    /// The text that the client gets.
     pub text: String,
     /// The text for a request whose rows are `instances`, if it has another one; else "".
     pub text_of_instances: String,
-    /// The labels under which the fault is counted.
     pub subject: Subject,
     /// Whether the server has too much work now, so that the client may send the request again.
     pub may_retry: bool,
@@ -247,7 +244,7 @@ faults! {
     InvalidArgument invalid_names(used: &str, sent: &str)
         "Inputs contains invalid name. Used request inputs: {used}, request input: {sent}";
     InvalidArgument takes_lists(feature: &str, values: &str, splits: &str)
-        "feature \"{feature}\" takes a list of ids per row, and got one flat tensor: send lists of lists, or over gRPC \"{values}\" and \"{splits}\".";
+        "feature \"{feature}\" takes a list of ids per row, and got one flat tensor: send lists of lists, or the tensors \"{values}\" and \"{splits}\".";
     InvalidArgument takes_no_lists(feature: &str, wanted: &str)
         "\"{feature}\" takes no lists of different lengths: send \"{feature}\" as {wanted}.";
     InvalidArgument half_of_ragged(feature: &str, values: &str, splits: &str)
@@ -301,7 +298,7 @@ faults! {
 faults! {
     ResourceExhausted too_many_parts(limit: usize, what: &str)
         "The request has more than {limit} {what}. Send it in several requests.";
-    InvalidArgument not_a_message(name: &str) "The request is not a valid {name} message.";
+    InvalidArgument not_a_message(name: &str, hint: &str) "The request is not a valid {name} message{hint}.";
     InvalidArgument no_model_spec() "Missing ModelSpec";
     InvalidArgument no_model_name() "ModelSpec has no name specified.";
     InvalidArgument undecodable_tensor(input: &str) "tensor parsing error: {input}";
@@ -354,7 +351,8 @@ faults! {
 // JSON documents.
 faults! {
     InvalidArgument json_syntax(problem: &str) "JSON Parse error: {problem}";
-    InvalidArgument json_not_object(shown: &str) "JSON Value: {shown} Is not object; the request's body must be a JSON object";
+    InvalidArgument json_not_object(shown: &str, hint: &str)
+        "JSON Value: {shown} Is not object; the request's body must be a JSON object{hint}";
     InvalidArgument json_key_twice(key: &str) "JSON object has the key \"{key}\" twice";
     ResourceExhausted json_keys(limit: usize) "The JSON document has more than {limit} keys; send columns, or fewer rows.";
     ResourceExhausted json_lists(limit: usize) "The JSON document has more than {limit} lists and objects; send fewer rows.";
@@ -501,7 +499,7 @@ pub fn missing_features(names: &[&str]) -> String {
 #[must_use]
 #[cold]
 pub fn form_of_lists(feature: &str, values: &str, splits: &str) -> String {
-    format!("\"{feature}\" takes a list of ids per row, over gRPC as \"{values}\" and \"{splits}\".")
+    format!("\"{feature}\" takes a list of ids per row, or the tensors \"{values}\" and \"{splits}\".")
 }
 
 /// Returns the sentence that names an input which a signature does not have.
@@ -617,7 +615,7 @@ impl std::fmt::Display for Names {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -33,7 +33,6 @@ impl FeatureInputs<'_> {
         self.splits.as_deref().map(Ints::new)
     }
 
-    /// Returns B, the number of rows that the request has for the feature.
     pub(super) fn rows(&self) -> usize {
         self.splits().map_or(self.sizes.first().copied().unwrap_or(1), |splits| splits.len() - 1)
     }
@@ -80,8 +79,8 @@ pub(super) fn feature_inputs<'r>(
         let mut take_or_clone = |index: usize| {
             if plan.last_reader(index) == Some(f) { inputs.take(index) } else { inputs.get(index).cloned() }
         };
-        let Some(ids) = of_keys.take(f).or_else(|| take_or_clone(feature.ids)) else { continue };
-        let (sizes, ids) = (ids.dims.clone(), number_bytes(ids));
+        let Some(mut ids) = of_keys.take(f).or_else(|| take_or_clone(feature.ids)) else { continue };
+        let (sizes, ids) = (std::mem::take(&mut ids.dims), number_bytes(ids));
         let splits = feature.row_splits.and_then(&mut take_or_clone).map(number_bytes);
         // An empty tensor of weights is the input's default, and means weight 1 for every id.
         let weights = feature.weights.and_then(&mut take_or_clone).map(number_bytes).filter(|w| !w.is_empty());

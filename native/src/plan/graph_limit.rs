@@ -55,7 +55,7 @@ impl PartialEq for GraphLimit {
 
 impl Eq for GraphLimit {}
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Barrier;

@@ -12,11 +12,8 @@ pub enum OutputData {
 
 /// One output tensor of a predict's graph run.
 pub struct GraphOutput {
-    /// Dtype of the output tensor.
     pub dtype: DataType,
-    /// Shape of the output tensor.
     pub dims: Dims,
-    /// The elements of the output tensor: bytes of numbers, or strings.
     pub data: OutputData,
 }
 

@@ -69,7 +69,7 @@ fn refused_index(text: &str) -> Option<i64> {
     if is_place && is_refused { number.parse().ok() } else { None }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

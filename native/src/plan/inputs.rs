@@ -6,7 +6,7 @@ use super::sparse::Sparse;
 use crate::tables::halves::Half;
 
 /// The shape of a tensor: its sizes, the outermost first.
-pub type Dims = SmallVec<[usize; 4]>;
+pub type Dims = SmallVec<[usize; 3]>;
 
 /// Dtype of a tensor; the discriminants are the enum values of `tensorflow/core/framework/types.proto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Deserialize)]
@@ -160,11 +160,8 @@ pub enum Data<'a> {
 /// One input tensor of a request: dtype, shape and elements.
 #[derive(Clone, Debug)]
 pub struct Tensor<'a> {
-    /// Dtype of the input tensor in the request.
     pub dtype: DataType,
-    /// Shape of the input tensor in the request.
     pub dims: Dims,
-    /// The elements of the input tensor: numbers or strings.
     pub data: Data<'a>,
 }
 
@@ -182,11 +179,8 @@ pub type Inputs<'a> = Sparse<Tensor<'a>>;
 /// The number of an input's keys that a vocabulary lacks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnknownKeyCount {
-    /// Index of the input.
     pub(super) input: usize,
-    /// Index of the vocabulary.
     pub(super) vocabulary: usize,
-    /// Number of the input's keys that the vocabulary lacks.
     pub(super) count: usize,
 }
 

@@ -8,6 +8,7 @@ pub mod faults;
 mod feature_inputs;
 mod feature_lookup;
 mod features;
+pub mod foreign;
 mod grant;
 mod graph_limit;
 mod graph_output;
@@ -25,7 +26,7 @@ mod rows_read;
 mod servable;
 mod small_table;
 mod sparse;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 pub(crate) mod tests;
 mod validation;
 mod work;
@@ -33,7 +34,7 @@ mod work;
 pub use batch::{BatchPlace, BatchTicket, GraphResult, Queue, QueuedRequest, Ran};
 pub use declined::Declined;
 pub use description::{
-    Description, FeatureDescription, InputDescription, OnEmptyRow, OtherSignature, OutputDescription,
+    Description, FeatureDescription, InputDescription, OnEmptyRow, OtherSignature, OutputPlan, RaggedNames,
     SignatureDescription, SignatureKind, TableDescription, VocabularyDescription, WhyNot,
 };
 pub use effort::{Effort, Waiting};
@@ -49,8 +50,8 @@ pub use remote_rows::read_table;
 pub use routes::{ModelRoutes, Routes, Version};
 pub use rows_read::RowsRead;
 pub use servable::{
-    Counts, FeaturePlan, Graph, GraphRequest, InputPlan, InputRole, LookupKind, OpenGraph, OutputPlan, Ragged,
-    RaggedNames, Servable, Signature, VersionMemory,
+    Counts, FeaturePlan, Graph, GraphRequest, InputPlan, InputRole, LookupKind, OpenGraph, Ragged, Servable, Signature,
+    VersionMemory,
 };
 pub use validation::{check_names, set_no_rows};
 pub use work::{OutputShape, Work, check_answer_size};

@@ -80,7 +80,7 @@ fn most_ratio(a: &[char], b: &[char]) -> f64 {
     2.0 * f64::from(common) / (a.len() + b.len()).max(1) as f64
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -19,7 +19,6 @@ pub struct Instead {
 pub struct Notes {
     /// The tables for which the answer has cached or default rows, because some of their rows could not be read.
     pub instead: Vec<Instead>,
-    /// The counts of the request's keys that vocabularies lack.
     pub(super) unknown_keys: UnknownKeyCounts,
 }
 

@@ -1,6 +1,7 @@
 //! The routing table: finds the servable for a model name and a version or label. A new table replaces the old one as a
 //! whole.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -12,9 +13,7 @@ use super::servable::Servable;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version<'a> {
     Latest,
-    /// The model version with this number.
     Number(i64),
-    /// The model version to which this label points.
     Label(&'a str),
 }
 
@@ -34,7 +33,7 @@ impl Version<'_> {
 /// The versions and labels of one model.
 #[derive(Default)]
 pub struct ModelRoutes {
-    /// Pairs of a version of the model and its servable; None for a version that could not be compiled.
+    /// Pairs of a version of the model and its servable, the latest first; None for a version that could not be compiled.
     pub versions: Vec<(i64, Option<Arc<Servable>>)>,
     /// Pairs of one of the model's labels, such as "stable", and the version number to which it points.
     pub labels: Vec<(String, i64)>,
@@ -45,6 +44,12 @@ pub struct ModelRoutes {
 }
 
 impl ModelRoutes {
+    /// Finds a version by its number; requests and changes of routes may meet thousands of versions.
+    fn entry(&self, number: i64) -> Option<&(i64, Option<Arc<Servable>>)> {
+        let found = self.versions.binary_search_by_key(&Reverse(number), |(number, _)| Reverse(*number));
+        found.ok().map(|place| &self.versions[place])
+    }
+
     fn servables(&self) -> impl Iterator<Item = &Arc<Servable>> {
         self.versions.iter().filter_map(|(_, servable)| servable.as_ref())
     }
@@ -85,7 +90,7 @@ impl ModelRoutes {
                 known.ok_or_else(|| faults::unknown_label(label, &self.near_labels(label)).of_model(model))?.1
             }
         };
-        match self.versions.iter().find(|(number, _)| *number == wanted) {
+        match self.entry(wanted) {
             Some((_, servable)) => {
                 servable.as_ref().ok_or_else(|| faults::version_not_run(model, wanted).of_model(model))
             }
@@ -100,6 +105,7 @@ pub struct Routes {
     // Models and their names are shared with the tables before and after, so that a change of one of a thousand models
     // copies nothing but pointers.
     models: HashMap<Arc<str>, Arc<ModelRoutes>>,
+    most_logged: f64,
 }
 
 impl Routes {
@@ -113,10 +119,17 @@ impl Routes {
             models.remove(name.as_str());
         }
         for (name, mut model) in changed {
-            model.versions.sort_by_key(|(version, _)| std::cmp::Reverse(*version));
+            model.versions.sort_by_key(|(version, _)| Reverse(*version));
             models.insert(name.into(), Arc::new(model));
         }
-        Routes { models }
+        let most_logged = models.values().map(|model| model.log_rate).fold(0.0, f64::max);
+        Routes { models, most_logged }
+    }
+
+    /// Returns the highest log rate of a model: mostly 0, and then no request looks for the rate of its model.
+    #[must_use]
+    pub fn most_logged(&self) -> f64 {
+        self.most_logged
     }
 
     /// Returns the versions and labels of a configured model; None for any other name.
@@ -125,7 +138,6 @@ impl Routes {
         self.models.get(name).map(AsRef::as_ref)
     }
 
-    /// Iterates over the names of the configured models, in no order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.models.keys().map(AsRef::as_ref)
     }
@@ -145,11 +157,11 @@ impl Routes {
     pub fn not_in<'r>(&'r self, other: &'r Routes, model: &str) -> impl Iterator<Item = &'r Arc<Servable>> {
         let (own, other) = (self.model(model), other.model(model));
         own.into_iter().flat_map(ModelRoutes::servables).filter(move |servable| {
-            !other.is_some_and(|other| other.servables().any(|one| one.is_same_version(servable)))
+            let known = other.and_then(|other| other.entry(servable.version())?.1.as_ref());
+            !known.is_some_and(|known| known.is_same_version(servable))
         })
     }
 
-    /// Iterates over every published servable of every model.
     pub fn servables(&self) -> impl Iterator<Item = &Arc<Servable>> {
         self.models.values().flat_map(|model| model.servables())
     }

@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 use super::batch::{BatchPlace, GraphResult, QueuedRequest};
 use super::declined::Declined;
 use super::description::{
-    DefaultDescription, Description, FeatureDescription, OnEmptyRow, OtherSignature, OutputDescription, Paging,
-    RaggedDescription, SignatureDescription, SignatureKind, TableDescription, TrailingEmptyRows, WhyNot,
+    DefaultDescription, Description, FeatureDescription, OnEmptyRow, OtherSignature, OutputPlan, Paging, RaggedNames,
+    SignatureDescription, SignatureKind, TableDescription, TrailingEmptyRows, WhyNot,
 };
 use super::effort::Effort;
 use super::faults::{self, Asked, BoxedFault, Names as KnownNames};
@@ -44,15 +44,12 @@ pub enum InputRole {
 /// One input of a signature, compiled for requests.
 #[derive(Debug)]
 pub struct InputPlan {
-    /// Name of the input in its signature.
     pub name: String,
     /// Name of the graph's tensor, which error texts have.
     pub tensor_name: String,
-    /// Dtype of the input's tensor.
     pub dtype: DataType,
     /// Sizes of the input's dimensions; None for an unknown rank, or in place of one unknown size.
     pub shape: Option<Vec<Option<usize>>>,
-    /// Whether a request may leave out the input.
     pub is_optional: bool,
     /// The tensor that a graph is fed if a request leaves out the input.
     pub default: Option<Tensor<'static>>,
@@ -69,21 +66,6 @@ pub struct InputPlan {
     pub bounds: (i64, i64),
     /// Number of rows of the table to which the input's ids belong; None if no table is known.
     pub vocabulary_size: Option<i64>,
-}
-
-/// The names of the inputs of one ragged feature.
-#[derive(Debug)]
-pub struct RaggedNames {
-    /// Name of the feature in JSON requests, which have nested lists of ids for it.
-    pub feature: String,
-    /// Index of the input with the feature's ids.
-    pub values: usize,
-    /// Index of the input with the feature's row splits.
-    pub row_splits: usize,
-    /// Name of the input with the feature's weights.
-    pub weights: String,
-    /// Index of the input with the feature's weights; None if the signature lacks this input.
-    pub weights_input: Option<usize>,
 }
 
 impl RaggedNames {
@@ -115,9 +97,7 @@ impl RaggedNames {
 pub struct Ragged {
     /// Name of the tensor in JSON requests, which have nested lists for it.
     pub name: String,
-    /// Index of the input with the values, such as ids.
     pub values: usize,
-    /// Index of the input with the row splits.
     pub row_splits: usize,
     /// Index of the input with a weight for each value; None if the tensor takes no weights.
     pub weights: Option<usize>,
@@ -148,20 +128,16 @@ pub struct FeaturePlan {
     pub ids: usize,
     /// Index of the input with the feature's row splits; None if the feature is not ragged.
     pub row_splits: Option<usize>,
-    /// Index of the input with the feature's weights; None if the feature takes no weights.
     pub weights: Option<usize>,
-    /// Index of the table that the feature reads, in the version's list of tables.
     pub table: usize,
     /// The way in which table rows become the feature's vectors.
     pub lookup: LookupKind,
-    /// The policy of the lookup for an id outside the table.
     pub policy: Policy,
     /// Index of the vocabulary that maps the keys in the feature's input to ids, although the graph may be fed the keys;
     /// None: the input has ids, or its own vocabulary gives them.
     pub vocabulary: Option<usize>,
     /// V, the number of rows of the table, wherever its rows lie.
     pub vocabulary_size: usize,
-    /// Dtype of the table's stored numbers.
     pub table_dtype: Dtype,
     /// Dtype of the feature's vectors: float32, or the table's, whose rows are then copied as they are stored.
     pub dtype: DataType,
@@ -183,28 +159,11 @@ impl FeaturePlan {
     }
 }
 
-/// One output of a signature, compiled for requests.
-#[derive(Debug)]
-pub struct OutputPlan {
-    /// Name of the output in its signature.
-    pub name: String,
-    /// Dtype of the output tensor.
-    pub dtype: DataType,
-    /// Indexes of the features whose vectors stand side by side in the output.
-    pub parts: Vec<usize>,
-    /// Whether vectors of shape `[K, D]` are flattened to `K * D` numbers.
-    pub is_flat: bool,
-    /// For an output of a predict: bytes of one row, as far as its shape is known, for the limit on the size of an
-    /// answer.
-    pub row_bytes: usize,
-}
-
 /// A request that has passed [`super::Work::prepare`], for a graph: names, dtypes, ranks, row splits and ids fit the
 /// signature, and each required input is there.
 #[derive(Clone, Copy)]
 pub struct GraphRequest<'a, 'r> {
     pub servable: &'a Arc<Servable>,
-    /// Index of the signature.
     pub signature: usize,
     pub inputs: &'a Inputs<'r>,
     /// Indexes of the wanted outputs, each once.
@@ -263,13 +222,10 @@ pub type OpenGraph<'a> = dyn Fn(&serde_json::Value) -> Result<Box<dyn Graph>, St
 /// One signature.
 #[derive(Debug)]
 pub struct Signature {
-    /// Name of the signature in its model version.
     pub name: String,
-    /// Kind of the signature: a lookup or a predict.
     pub kind: SignatureKind,
     pub inputs: Vec<InputPlan>,
     pub features: Vec<FeaturePlan>,
-    /// Outputs of the signature, in the order in which an answer has them.
     pub outputs: Vec<OutputPlan>,
     /// Ragged features of the signature by their names in JSON.
     pub ragged_names: Vec<RaggedNames>,
@@ -498,11 +454,9 @@ impl VersionMemory {
 /// The parts of a version that stay the same when an update replaces its rows: everything but the tables' addresses.
 #[derive(Debug)]
 pub struct SharedParts {
-    /// Name of the model to which this version belongs.
     pub model: String,
     pub version: i64,
     pub signatures: Vec<Signature>,
-    /// The description of each table, such as its name, V, D and dtype.
     pub tables: Vec<TableDescription>,
     pub vocabularies: Vec<Vocabulary>,
     /// The labels of each table's rows; None for a table without labels.
@@ -858,7 +812,6 @@ impl Servable {
         &self.shared.counts
     }
 
-    /// Forgets what was counted and sampled so far.
     pub fn forget_counts(&self) {
         let counts = self.counts().iter().flatten().flat_map(|one| [&one.ids, &one.missing]);
         counts.chain(self.unknown_keys()).for_each(|count| count.store(0, Ordering::Relaxed));
@@ -995,7 +948,7 @@ fn signature(
     }
     let features: Vec<FeaturePlan> =
         features.into_iter().map(|f| feature(f, num_inputs, num_computed, tables)).collect::<Result<Vec<_>, _>>()?;
-    let outputs = outputs.into_iter().map(|one| output(one, kind, &features)).collect::<Result<Vec<_>, _>>()?;
+    outputs.iter().try_for_each(|one| check_output(one, kind, &features))?;
     let graph = match (kind, graph) {
         (SignatureKind::Predict, Some(graph)) => Some(open_graph(&graph).map_err(Unfit::Graph)?),
         (SignatureKind::Lookup, None) => None,
@@ -1006,10 +959,8 @@ fn signature(
     let is_remote = features.iter().any(|feature| tables[feature.table].remote.is_some());
     let input_names = Names::new(inputs.iter().enumerate().map(|(i, input)| (input.name.as_str(), i)));
     let output_names = Names::new(outputs.iter().enumerate().map(|(o, output)| (output.name.as_str(), o)));
-    let ragged_names = ragged_names.into_iter().map(|RaggedDescription { feature, values, row_splits, weights }| {
-        RaggedNames { feature, values, row_splits, weights_input: input_names.index(weights.as_bytes()), weights }
-    });
-    let ragged_names: Vec<RaggedNames> = ragged_names.collect();
+    let linked = |one: RaggedNames| RaggedNames { weights_input: input_names.index(one.weights.as_bytes()), ..one };
+    let ragged_names: Vec<RaggedNames> = ragged_names.into_iter().map(linked).collect();
     let ragged = ragged_tensors(&features, &ragged_names, &inputs);
     // A feature whose ids and row splits have no common name in JSON has the name of its ids, and is sent as two inputs.
     let is_named = |one: &Ragged| {
@@ -1139,7 +1090,7 @@ fn default_tensor(one: DefaultDescription, memory: &VersionMemory) -> Result<Ten
     Ok(Tensor { dtype, dims: shape.into_iter().collect(), data })
 }
 
-fn output(one: OutputDescription, kind: SignatureKind, features: &[FeaturePlan]) -> Result<OutputPlan, String> {
+fn check_output(one: &OutputPlan, kind: SignatureKind, features: &[FeaturePlan]) -> Result<(), String> {
     if one.parts.iter().any(|&part| part >= features.len()) {
         return Err(format!("output {:?} has no such feature", one.name));
     }
@@ -1148,13 +1099,7 @@ fn output(one: OutputDescription, kind: SignatureKind, features: &[FeaturePlan])
     {
         return Err(format!("output {:?} has another dtype than its features, or no features", one.name));
     }
-    Ok(OutputPlan {
-        name: one.name,
-        dtype: one.dtype,
-        parts: one.parts,
-        is_flat: one.is_flat,
-        row_bytes: one.row_bytes,
-    })
+    Ok(())
 }
 
 fn feature(

@@ -34,7 +34,6 @@ pub(super) struct SmallTable {
 const REFUSED: i64 = i64::MAX;
 
 impl SmallTable {
-    /// Returns the small table and the request's places in it.
     pub(super) fn reading(&self) -> Reading<'_> {
         Reading {
             table: &self.table,

@@ -5,21 +5,26 @@ use smallvec::SmallVec;
 /// The indexes of some inputs, features or outputs of a signature, in ascending order.
 pub(super) type Indexes = SmallVec<[usize; 8]>;
 
+/// So many values have room before the list of values grows.
+const USUAL: usize = 8;
+
 /// Values for some of the inputs or features of a signature, by their indexes. A signature may have hundreds of them and
-/// a request one: a pass over the values reads four bytes for each index that has none.
+/// a request one: a pass over the values reads four bytes for each index that has none. The values are large, and are
+/// moved with a request from step to step, so they lie on the heap.
 #[derive(Clone, Debug)]
 pub struct Sparse<T> {
     /// For each index, one more than the position of its value in `values`; 0 for an index without a value.
-    places: SmallVec<[u32; 16]>,
+    places: SmallVec<[u32; USUAL]>,
     /// The values in the order in which they came; None for a value that was taken.
-    values: SmallVec<[Option<T>; 8]>,
+    values: Vec<Option<T>>,
 }
 
 impl<T> Sparse<T> {
     /// Returns no values for the indexes below `num_indexes`.
     #[must_use]
     pub fn new(num_indexes: usize) -> Self {
-        Sparse { places: SmallVec::from_elem(0, num_indexes), values: SmallVec::new() }
+        let values = Vec::with_capacity(num_indexes.min(USUAL));
+        Sparse { places: SmallVec::from_elem(0, num_indexes), values }
     }
 
     /// Returns the value of an index.
@@ -86,7 +91,7 @@ impl<T> FromIterator<Option<T>> for Sparse<T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -316,3 +316,9 @@ fn a_request_that_waited_past_its_deadline_is_late() {
         assert_eq!(effort.check_deadline(), Ok(()));
     }
 }
+
+#[test]
+fn what_a_request_moves_from_step_to_step_is_small() {
+    assert!(size_of::<Inputs<'_>>() <= 64, "{}", size_of::<Inputs<'_>>());
+    assert!(size_of::<Work<'_, '_>>() <= 400, "{}", size_of::<Work<'_, '_>>());
+}

@@ -5,11 +5,11 @@ use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
 use super::declined::Declined;
-use super::description::SignatureKind;
+use super::description::{RaggedNames, SignatureKind};
 use super::faults::{self, BoxedFault, Names};
 use super::inputs::{Data, DataType, Dims, Inputs, Tensor, UnknownKeyCount, UnknownKeyCounts};
 use super::numbers::{int64_bytes, integers};
-use super::servable::{InputPlan, InputRole, Ragged, RaggedNames, Servable, Signature};
+use super::servable::{InputPlan, InputRole, Ragged, Servable, Signature};
 use crate::tables::table::Ints;
 use crate::tables::vocabulary::UnknownKey;
 
@@ -213,11 +213,11 @@ fn predict_names(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&s
 
 /// Validates dtypes, ranks, sizes and id bounds of all tensors, and replaces keys by the ids that the vocabularies
 /// give.
-pub(super) fn validate_tensors<'r>(
+pub(super) fn validate_tensors(
     servable: &Servable,
     plan: &Signature,
-    mut inputs: Inputs<'r>,
-) -> Result<(Inputs<'r>, UnknownKeyCounts), Declined> {
+    inputs: &mut Inputs<'_>,
+) -> Result<UnknownKeyCounts, Declined> {
     let mut unknown_keys = UnknownKeyCounts::new();
     let is_lookup = plan.kind == SignatureKind::Lookup;
     for index in 0..plan.inputs.len() {
@@ -249,7 +249,7 @@ pub(super) fn validate_tensors<'r>(
             }
         }
     }
-    Ok((inputs, unknown_keys))
+    Ok(unknown_keys)
 }
 
 /// Replaces the keys of a tensor by the ids that a vocabulary gives.
@@ -350,16 +350,20 @@ pub(super) fn shape_faults(plan: &Signature, inputs: &Inputs<'_>) -> String {
     found.join(" ")
 }
 
-/// Returns a sentence with the numbers of rows of the features of a predict that has ragged ones; "" if they are equal.
+/// Returns a sentence with the numbers of rows of the inputs of a predict that has features; "" if they are equal.
 pub(super) fn row_counts(plan: &Signature, inputs: &Inputs<'_>) -> String {
     let sent = |index: usize| inputs.get(index).map(|tensor| tensor.dims.first().copied().unwrap_or(1));
+    let has_rows = |input: &InputPlan| {
+        input.vocabulary_size.is_some() || input.shape.as_ref().is_some_and(|shape| shape.first() == Some(&None))
+    };
     let flat = plan.inputs.iter().enumerate().filter(|(index, input)| {
-        input.vocabulary_size.is_some() && input.role != InputRole::SplitsOrWeights && !plan.is_ragged_part(*index)
+        has_rows(input) && input.role != InputRole::SplitsOrWeights && !plan.is_ragged_part(*index)
     });
     let flat = flat.filter_map(|(index, input)| Some((&*input.name, sent(index)?)));
     let ragged = plan.ragged.iter().filter_map(|one| Some((&*one.name, sent(one.row_splits)?.saturating_sub(1))));
     let mut counts: Vec<(&str, usize)> = flat.chain(ragged).collect();
-    if plan.ragged.is_empty() || counts.iter().all(|(_, rows)| *rows == counts[0].1) {
+    let has_features = plan.inputs.iter().any(|input| input.vocabulary_size.is_some());
+    if !has_features || counts.iter().all(|(_, rows)| *rows == counts[0].1) {
         return String::new();
     }
     counts.sort_unstable();
@@ -454,15 +458,19 @@ fn check_ragged(plan: &Signature, ragged: &Ragged, inputs: &Inputs<'_>) -> Resul
         }
         before = split;
     }
-    if let Some((name, weights)) = ragged.weights.and_then(sent)
-        && (weights.dims.len() != 1 || (weights.dims[0] != 0 && weights.dims[0] != num_ids))
+    // An empty tensor of weights means weight 1 for every id only where it is the input's default. Of weights that no
+    // feature reads, the graph decides.
+    let may_be_empty = |index: usize| plan.inputs[index].default.is_some() || plan.last_reader(index).is_none();
+    if let Some(index) = ragged.weights
+        && let Some((name, weights)) = sent(index)
+        && !matches!(weights.dims[..], [count] if count == num_ids || (count == 0 && may_be_empty(index)))
     {
         return Err(faults::wrong_weights(name, num_ids, &format!("{:?}", weights.dims)));
     }
     Ok(splits.len() - 1)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

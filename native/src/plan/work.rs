@@ -97,7 +97,7 @@ impl<'s, 'r> Work<'s, 'r> {
     pub fn prepare(
         servable: &'s Arc<Servable>,
         signature: usize,
-        inputs: Inputs<'r>,
+        mut inputs: Inputs<'r>,
         wanted: &[usize],
         effort: Effort<'_>,
         max_response_bytes: usize,
@@ -109,7 +109,7 @@ impl<'s, 'r> Work<'s, 'r> {
         }
         plan.check_effort(effort)?;
         check_names(plan, &inputs, &[])?;
-        let (inputs, unknown_keys) = validate_tensors(servable, plan, inputs)?;
+        let unknown_keys = validate_tensors(servable, plan, &mut inputs)?;
         let rows = count_rows(plan, &inputs)?;
         if plan.strict_shapes && plan.kind == SignatureKind::Predict {
             let faults = shape_faults(plan, &inputs);
@@ -307,7 +307,9 @@ impl<'s, 'r> Work<'s, 'r> {
                 let counts = &counts[index];
                 self.servable.see(features[index].table, sent.ids());
                 counts.ids.fetch_add(sent.ids().len() as u64, Ordering::Relaxed);
-                counts.missing.fetch_add(missing as u64, Ordering::Relaxed);
+                if missing > 0 {
+                    counts.missing.fetch_add(missing as u64, Ordering::Relaxed);
+                }
             }
         }
         let instead = remote_rows::instead(self.servable, &self.servable.signatures()[self.signature], &remote);

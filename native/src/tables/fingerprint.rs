@@ -147,7 +147,7 @@ fn longer(text: &[u8]) -> u64 {
     join(first, join(v.1, w.1, mul).wrapping_add(z), mul)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::fingerprint64;
 

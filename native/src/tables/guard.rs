@@ -223,7 +223,7 @@ fn set_errno(error: libc::c_int) {
 }
 
 /// Returns the index of the entry of a map that begins at an address.
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 pub(super) fn entry_at(start: usize) -> Option<usize> {
     REGISTRY.entries.iter().position(|one| one.start.load(Ordering::Acquire) == start)
 }

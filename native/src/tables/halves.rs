@@ -41,7 +41,7 @@ impl Half {
     }
 
     /// Returns rounded numbers, for tests.
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "model")))]
     #[must_use]
     pub fn rounded(self, numbers: &[u8]) -> Vec<u8> {
         let size = numbers.len() / 2;

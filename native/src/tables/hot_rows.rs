@@ -137,7 +137,6 @@ impl HotRows {
         next - num_ids
     }
 
-    /// Forgets all ids so far.
     pub fn clear(&self) {
         self.seen.store(0, Ordering::Relaxed);
         self.buffers.iter().for_each(|buffer| lock(buffer).clear());
@@ -270,7 +269,7 @@ impl Hasher for IdHasher {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 #[allow(clippy::cast_precision_loss, reason = "shares and errors of a per cent")]
 mod tests {
     use std::cmp::Reverse;
@@ -278,7 +277,6 @@ mod tests {
 
     use super::*;
 
-    /// Draws random ranks, from 0 on, with a Zipf distribution, by the cumulative shares of the ranks.
     struct Zipf {
         cumulative: Vec<f64>,
         random: fastrand::Rng,

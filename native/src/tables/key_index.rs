@@ -32,7 +32,6 @@ pub struct RowMapping {
     pub is_hashed: bool,
 }
 
-/// A slot without a key.
 pub const EMPTY: i32 = -1;
 
 /// Number of keys that one round of a search looks up together. A search makes three dependent reads: the slot, the
@@ -55,7 +54,6 @@ pub enum IndexError {
 /// The number of unknown keys in one search, and the position of the first of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnknownKeys {
-    /// Number of searched keys that the vocabulary lacks.
     pub count: usize,
     /// Position of the first unknown key among the searched keys; 0 if there is none.
     pub first: usize,
@@ -86,20 +84,17 @@ pub(crate) trait Keys {
 /// The lines of a vocabulary file.
 #[derive(Clone, Copy, Debug)]
 pub struct Lines<'a> {
-    /// The bytes of the vocabulary file.
     pub data: &'a [u8],
     /// Offset in the vocabulary file where each line starts, and the offset where one more line would start.
     pub starts: &'a [i64],
 }
 
 impl<'a> Lines<'a> {
-    /// Returns the number of lines of the vocabulary file.
     #[must_use]
     pub fn len(&self) -> usize {
         self.starts.len().saturating_sub(1)
     }
 
-    /// Says whether the vocabulary file has no lines.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -437,7 +432,7 @@ fn integer(text: &[u8]) -> Option<i64> {
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 
 use super::memory::Memory;
 
-/// The labels of one table's rows.
 #[derive(Clone, Debug)]
 pub struct Labels {
     text: Memory,
@@ -35,7 +34,7 @@ impl Labels {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -11,15 +11,11 @@ pub(super) trait Lanes: Copy {
     /// A proof that the processor has the instructions of the implementation: a vector is only made with one.
     type Processor: Copy;
 
-    /// Returns a vector of eight numbers that are all `number`.
     fn splat(has: Self::Processor, number: f32) -> Self;
-    /// Reads eight float32 numbers.
     fn float32(has: Self::Processor, bytes: &[u8; 32]) -> Self;
-    /// Reads eight IEEE float16 numbers.
     fn float16(has: Self::Processor, bytes: &[u8; 16]) -> Self;
     /// Reads eight bfloat16 numbers; each is the upper half of a float32.
     fn bfloat16(has: Self::Processor, bytes: &[u8; 16]) -> Self;
-    /// Reads eight int8 numbers.
     fn int8(has: Self::Processor, bytes: &[u8; 8]) -> Self;
     /// Reads eight int4 numbers, two in each byte, the low half first.
     fn int4(has: Self::Processor, bytes: &[u8; 4]) -> Self;
@@ -33,9 +29,7 @@ pub(super) trait Lanes: Copy {
     fn times_plus(self, other: Self, sum: Self) -> Self;
     /// Returns a vector whose number `i` is the sum of the eight numbers of the vector `all[i]`.
     fn totals(all: [Self; LANES]) -> Self;
-    /// Returns the eight numbers.
     fn numbers(self) -> [f32; LANES];
-    /// Writes the eight numbers.
     fn write(self, to: &mut [MaybeUninit<u8>; 32]);
 }
 
@@ -192,13 +186,11 @@ pub(super) fn half_of_byte(byte: u8, column: usize) -> f32 {
     f32::from(i8::from_ne_bytes([low_half_up]) >> 4)
 }
 
-/// Converts a bfloat16 to float32.
 #[inline(always)]
 pub(super) fn upper_half(half: u16) -> f32 {
     f32::from_bits(u32::from(half) << 16)
 }
 
-/// Converts an int8, which is given as a byte, to float32.
 #[inline(always)]
 pub(super) fn signed_byte(byte: u8) -> f32 {
     f32::from(i8::from_ne_bytes([byte]))

@@ -16,7 +16,6 @@ use super::guard;
 pub struct Mark(AtomicU64);
 
 impl Mark {
-    /// Sets the mark, for good.
     pub fn set(&self) {
         self.0.store(1, Ordering::SeqCst);
     }
@@ -80,7 +79,6 @@ impl Map {
         self.start
     }
 
-    /// Returns the number of bytes of the map, which is that of the file when it was mapped.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "no map is empty")]
     pub fn len(&self) -> usize {
@@ -99,7 +97,6 @@ impl Map {
         self.guard.is_some()
     }
 
-    /// Returns the mapped file.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.file

@@ -21,7 +21,6 @@ impl Memory {
         Memory(Bytes::from_owner(owner))
     }
 
-    /// Takes a list of numbers.
     #[must_use]
     pub fn of_numbers<N: Number>(numbers: Vec<N>) -> Self {
         Memory::of(Numbers(numbers))

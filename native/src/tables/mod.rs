@@ -36,7 +36,7 @@ mod summation;
 pub mod table;
 pub mod vocabulary;
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod oracle;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests;

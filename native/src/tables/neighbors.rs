@@ -59,10 +59,8 @@ pub struct Search<'a> {
     pub until: Option<Instant>,
 }
 
-/// A row that was found near a query, with its score.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Neighbor {
-    /// The row's id.
     pub id: i64,
     /// The value of the search's metric, such as the scalar product, for the row and the query.
     pub score: f32,

@@ -66,7 +66,7 @@ fn add(sum: &mut [f32; PACKET], packet: &[f32; PACKET]) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::bound;
 

@@ -19,7 +19,6 @@ pub(super) trait Stored {
     /// Returns the place in a row at which the bytes of a column begin.
     fn offset(column: usize) -> usize;
 
-    /// Returns the number of a column.
     fn one(bytes: Self::One, column: usize) -> f32;
     /// Returns the numbers of eight columns, the first of which is a multiple of eight.
     fn eight<L: Lanes>(has: L::Processor, bytes: &Self::Eight) -> L;

@@ -260,7 +260,7 @@ impl Pager {
         self.num_partial.load(Relaxed) > 0
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "model")))]
     pub(super) fn is_warming(&self) -> bool {
         self.warming().is_running
     }
@@ -605,7 +605,7 @@ impl PagedTable {
     }
 
     /// Returns how many of the table's pages are in memory, by the pager's use counts.
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "model")))]
     pub(super) fn num_kept(&self) -> usize {
         self.ranges.iter().flat_map(|range| range.uses.iter()).filter(|uses| uses.load(Relaxed) > 0).count()
     }

@@ -30,7 +30,6 @@ impl Residency {
         self.num_known.load(Relaxed).max(0).cast_unsigned()
     }
 
-    /// Says whether all pages are in memory.
     #[inline]
     pub(super) fn is_whole(&self) -> bool {
         self.num_known.load(Relaxed) >= self.len().cast_signed()

@@ -1,8 +1,9 @@
 //! Embedding tables in memory, and the options and arrays of lookups in them.
 
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-use super::memory::{Memory, bytes_of};
+use super::memory::{Memory, Number, bytes_of};
 
 /// A dtype in which a table can store its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
@@ -72,114 +73,82 @@ pub enum Summation {
     SegmentMean,
 }
 
-/// Little-endian int64 numbers, end to end, at any alignment: ids or row splits.
-#[derive(Clone, Copy, Debug)]
-pub struct Ints<'a>(&'a [[u8; 8]]);
+/// A number of `N` bytes.
+pub trait LittleEndian<const N: usize>: Number {
+    /// Reads the number's little-endian bytes.
+    fn of_le(bytes: [u8; N]) -> Self;
+}
 
-impl<'a> Ints<'a> {
-    /// Wraps the little-endian bytes of integers; an incomplete last integer is ignored.
+impl LittleEndian<8> for i64 {
+    #[inline(always)]
+    fn of_le(bytes: [u8; 8]) -> Self {
+        i64::from_le_bytes(bytes)
+    }
+}
+
+impl LittleEndian<4> for f32 {
+    #[inline(always)]
+    fn of_le(bytes: [u8; 4]) -> Self {
+        f32::from_le_bytes(bytes)
+    }
+}
+
+/// Little-endian numbers, end to end, at any alignment.
+#[derive(Clone, Copy, Debug)]
+pub struct Packed<'a, T, const N: usize>(&'a [[u8; N]], PhantomData<T>);
+
+/// Ids or row splits.
+pub type Ints<'a> = Packed<'a, i64, 8>;
+/// One weight for each id.
+pub type Weights<'a> = Packed<'a, f32, 4>;
+
+impl<'a, T: LittleEndian<N>, const N: usize> Packed<'a, T, N> {
+    /// Wraps the little-endian bytes of numbers; an incomplete last number is ignored.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
-        Ints(bytes.as_chunks().0)
+        Packed(bytes.as_chunks().0, PhantomData)
     }
 
-    /// Wraps a slice of int64 numbers as little-endian bytes.
+    /// Wraps a slice of numbers.
     #[must_use]
-    pub fn of(numbers: &'a [i64]) -> Self {
-        Ints::new(bytes_of(numbers))
+    pub fn of(numbers: &'a [T]) -> Self {
+        Packed::new(bytes_of(numbers))
     }
 
-    /// Returns the number of integers in the array.
+    /// Returns how many numbers there are.
     #[must_use]
     pub fn len(self) -> usize {
         self.0.len()
     }
 
-    /// Says whether the array has no integers.
+    /// Says whether there are no numbers.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns the integer at position `i`.
+    /// Returns the number at position `i`.
     ///
     /// # Panics
     /// There is no number `i`.
     #[must_use]
     #[inline(always)]
-    pub fn get(self, i: usize) -> i64 {
-        i64::from_le_bytes(self.0[i])
+    pub fn get(self, i: usize) -> T {
+        T::of_le(self.0[i])
     }
 
-    /// Returns the integers from position `start` up to `end`, which is excluded; copies nothing.
+    /// Returns the numbers from position `start` up to `end`, which is excluded; copies nothing.
     #[must_use]
-    pub fn slice(self, start: usize, end: usize) -> Ints<'a> {
-        Ints(&self.0[start..end])
+    pub fn slice(self, start: usize, end: usize) -> Self {
+        Packed(&self.0[start..end], PhantomData)
     }
 
-    /// Iterates over the int64 numbers of this array.
-    pub fn iter(self) -> impl Iterator<Item = i64> + 'a {
-        self.0.iter().map(|bytes| i64::from_le_bytes(*bytes))
+    /// Iterates over the numbers.
+    pub fn iter(self) -> impl Iterator<Item = T> + 'a {
+        self.0.iter().map(|bytes| T::of_le(*bytes))
     }
 
-    /// Returns the little-endian bytes of the integers.
-    #[must_use]
-    pub fn as_bytes(self) -> &'a [u8] {
-        self.0.as_flattened()
-    }
-}
-
-/// Little-endian float32 numbers, end to end, at any alignment: one weight for each id.
-#[derive(Clone, Copy, Debug)]
-pub struct Weights<'a>(&'a [[u8; 4]]);
-
-impl<'a> Weights<'a> {
-    /// Wraps the little-endian bytes of weights; an incomplete last weight is ignored.
-    #[must_use]
-    pub fn new(bytes: &'a [u8]) -> Self {
-        Weights(bytes.as_chunks().0)
-    }
-
-    /// Wraps a slice of float32 numbers.
-    #[must_use]
-    pub fn of(numbers: &'a [f32]) -> Self {
-        Weights::new(bytes_of(numbers))
-    }
-
-    /// Returns the weight at position `i`.
-    ///
-    /// # Panics
-    /// There is no weight `i`.
-    #[must_use]
-    #[inline(always)]
-    pub fn get(self, i: usize) -> f32 {
-        f32::from_le_bytes(self.0[i])
-    }
-
-    /// Returns the weights from position `start` up to `end`, which is excluded; copies nothing.
-    #[must_use]
-    pub fn slice(self, start: usize, end: usize) -> Weights<'a> {
-        Weights(&self.0[start..end])
-    }
-
-    /// Iterates over the float32 weights of this array.
-    pub fn iter(self) -> impl Iterator<Item = f32> + 'a {
-        self.0.iter().map(|bytes| f32::from_le_bytes(*bytes))
-    }
-
-    /// Returns the number of float32 weights of looked-up ids in this array.
-    #[must_use]
-    pub fn len(self) -> usize {
-        self.0.len()
-    }
-
-    /// Says whether this array has no weights.
-    #[must_use]
-    pub fn is_empty(self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Returns the little-endian bytes of the weights.
+    /// Returns the little-endian bytes of the numbers.
     #[must_use]
     pub fn as_bytes(self) -> &'a [u8] {
         self.0.as_flattened()

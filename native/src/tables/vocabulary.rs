@@ -99,7 +99,7 @@ fn array<N: Number>(memory: &Memory) -> &[N] {
     memory.numbers().unwrap_or_default()
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use std::collections::HashMap;
 

@@ -45,9 +45,7 @@ pub struct Status {
 /// `TF_Buffer`, bytes in memory that only functions of TensorFlow's C API create and free.
 #[repr(C)]
 pub struct Buffer {
-    /// Address of the bytes.
     pub data: *const c_void,
-    /// Number of the bytes.
     pub length: usize,
     _deallocator: Option<unsafe extern "C" fn(*mut c_void, usize)>,
 }
@@ -68,9 +66,7 @@ pub struct SessionOptions {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Output {
-    /// The operation that computes the tensor.
     pub operation: *mut Operation,
-    /// Index of the tensor among the operation's outputs.
     pub index: c_int,
 }
 

@@ -13,10 +13,10 @@ pub struct GraphDescription {
     pub session: u64,
     /// The part of the graph that computes ids, which runs before the lookups; None if requests have all ids.
     pub computing: Option<ComputingDescription>,
-    /// The tensors that the graph is fed.
     pub fed: Feeding,
     /// The tensors that the graph is fed if the shapes of a request do not fit those of `fed`: each feature's vectors by
-    /// themselves, so that the graph joins them or refuses the request. None if `fed` takes any shapes.
+    /// themselves, so that the graph joins them or refuses the request, and single rows for a lookup that has not the
+    /// sizes of `sized_by`. None if `fed` takes any shapes.
     pub apart: Option<Feeding>,
     /// Names of the graph's tensors that are the outputs of the signature; "" for a sparse or composite output, which no
     /// answer can carry.
@@ -24,6 +24,10 @@ pub struct GraphDescription {
     /// Names of operations that must run with the fetches of each request, such as assertions, which may refuse the
     /// request.
     pub targets: Vec<String>,
+    /// Indexes of features and inputs: `fed` is for requests whose lookup of the feature has as many rows as the input
+    /// has elements.
+    #[serde(default)]
+    pub sized_by: Vec<(usize, usize)>,
     /// The batching parameters of the signature (`batching::Parameters`); None: each request runs by itself.
     pub batching: Option<serde_json::Value>,
 }
@@ -32,9 +36,7 @@ pub struct GraphDescription {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Feeding {
-    /// Tensors to which vectors of features are fed.
     pub rows: Vec<FedRows>,
-    /// Tensors to which inputs of the request are fed.
     pub inputs: Vec<FedInput>,
 }
 
@@ -55,7 +57,6 @@ pub struct ComputingDescription {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FedRows {
-    /// Name of the tensor to which the vectors are fed.
     pub tensor: String,
     /// The features whose vectors the tensor is fed, in the order of their columns.
     pub parts: Vec<FedPart>,
@@ -70,7 +71,6 @@ pub struct FedRows {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FedPart {
-    /// Index of the feature in the signature.
     pub feature: usize,
     /// Number of columns of the feature in the tensor; None if it is the only feature and its width depends on the
     /// request.
@@ -81,9 +81,7 @@ pub struct FedPart {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FedInput {
-    /// Name of the tensor to which the input is fed.
     pub tensor: String,
-    /// Index of the input in the signature.
     pub input: usize,
     /// The part of the input that is fed.
     #[serde(default)]

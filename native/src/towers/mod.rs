@@ -7,7 +7,7 @@ mod description;
 mod lazy;
 pub mod session;
 pub mod tensor;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests;
 mod tower;
 

@@ -14,9 +14,7 @@ use crate::denormals::FlushDenormals;
 /// An error from TensorFlow, or from the functions of this file, with a status code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphError {
-    /// The status code of the error, a number of google.rpc.Code.
     pub code: u32,
-    /// TensorFlow's message.
     pub message: String,
 }
 
@@ -162,7 +160,7 @@ impl Session {
     }
 
     /// Returns whether a long run has opened the second session.
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "model")))]
     pub(super) fn is_open_for_long_runs(&self) -> bool {
         self.long_runs.get().is_some_and(|long| matches!(long.opened.get(), Some(Some(_))))
     }

@@ -209,8 +209,14 @@ impl plan::Graph for Tower {
         let (computed, carried) = self.compute_ids(signature, inputs, effort)?;
         let mut features = Features::new(servable, signature, inputs, computed)?;
         // All shapes and inputs are validated first, so that an invalid request does not wait for rows of clusters.
-        let GraphDescription { fed, apart, .. } = &self.description;
-        let (feeding, is_apart, shapes) = match (shapes_of(&features, fed)?, apart) {
+        let GraphDescription { fed, apart, sized_by, .. } = &self.description;
+        let mut is_sized = true;
+        for &(feature, input) in sized_by {
+            let rows = features.dims(feature, false)?.first().copied();
+            is_sized &=
+                inputs.get(input).is_some_and(|sent| sent.dims.len() == 1 && sent.dims.first().copied() == rows);
+        }
+        let (feeding, is_apart, shapes) = match (shapes_of(&features, fed)?.filter(|_| is_sized), apart) {
             (Some(shapes), _) => (fed, false, shapes),
             (None, Some(apart)) => (apart, true, shapes_of(&features, apart)?.unwrap_or_default()),
             (None, None) => return Err(faults::internal("the vectors of features do not fit the graph").into()),

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from service.access.tls import TlsFile, first_end_s
+from service.access.tls import TlsFile
 from service.errors import InvalidRequest
 from service.observe.reload_metrics import TlsCounter
 from service.wire.config_protos import SslConfig
 from tests.certificates import LONG_AGO, Authority, Issued, key_pem, ssl_config
 
+first_end_s = pytest.importorskip("service._native", reason="the native core is not built").first_end_s
 AUTHORITY = Authority()
 GOOD, OTHER = AUTHORITY.issue(), AUTHORITY.issue()
 NO_CERTIFICATE = "is not the text of a certificate (PEM), or is damaged"
@@ -26,7 +27,11 @@ DAMAGED = GOOD.cert[:300] + GOOD.cert[310:]
 BROKEN = [
     ("", "server_key is missing"),
     (ssl_config(Issued(GOOD.key, " \n")), "server_cert is missing"),
-    (ssl_config(Issued(GOOD.key, OTHER.cert)), "server_key does not belong to server_cert"),
+    (ssl_config(Issued(GOOD.key, OTHER.cert)), "server_key does not belong to the first certificate in server_cert"),
+    (
+        ssl_config(Issued(GOOD.key, AUTHORITY.pem + GOOD.cert)),
+        "server_key does not belong to the first certificate in server_cert",
+    ),
     (ssl_config(Issued(GOOD.key, "server.pem")), f"server_cert {NO_CERTIFICATE}"),
     (ssl_config(Issued(GOOD.key, GOOD.key)), f"server_cert {NO_CERTIFICATE}"),
     (ssl_config(Issued(GOOD.key, DAMAGED)), f"server_cert {NO_CERTIFICATE}"),

@@ -262,13 +262,14 @@ def test_hashed_keys_have_no_file() -> None:
     data["vocabularies"]["tag"] = {"file": "", "size": 0, "num_oov_buckets": 4}
     words = parse(data).vocabularies["tag"]
     assert (words.first_bucket, words.last_id) == (0, 3)
+    assert not words.unknown_key_rows, "no key is unknown"
 
 
 def test_buckets_may_stand_before_the_keys() -> None:
     data = manifest_json()
     data["vocabularies"]["tag"] = {"file": "assets/tag.txt", "size": 2, "first_id": 2, "num_oov_buckets": 2}
     words = parse(data | {}).vocabularies["tag"]
-    assert (words.first_bucket, words.last_id) == (4, 5)
+    assert (words.first_bucket, words.last_id, words.unknown_key_rows) == (4, 5, range(4, 6))
     data["vocabularies"]["tag"]["first_oov_id"] = 0
     words = parse(data).vocabularies["tag"]
     assert (words.first_bucket, words.last_id) == (0, 3)

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
 
+from embedding_client.async_client import AsyncEmbeddingClient
 from embedding_client.calls import Reply, Where
-from embedding_client.errors import InvalidRequest, ServerFault, Unimplemented
+from embedding_client.client import EmbeddingClient
+from embedding_client.errors import InvalidRequest, ServerFault, Unavailable, Unimplemented
+from embedding_client.http_bodies import lookup_body, predict_body, rows_body
 from embedding_client.http_calls import HttpCalls
+from embedding_client.json_answers import float32_array, typed_array
 from embedding_client.open_inference import encode_infer
-from embedding_client.types import State, TableDescription, TensorDescription, VersionStatus
+from embedding_client.targets import Tls
+from embedding_client.types import RaggedIds, State, TableDescription, TensorDescription, VersionStatus
 from service import types
 from service.artifact.signature_def import metadata_json
-from service.reference.json_tensors import dump, lookup_answer, predict_answer
-from service.types import SignatureSpec, TableInfo, TensorSpec
+from service.reference.http_app import LookupBody, RowsBody
+from service.reference.json_tensors import dump, lookup_answer, parse_object, predict_answer, predict_inputs
+from service.types import Array, SignatureSpec, TableInfo, TensorSpec
 from service.wire.api import statuses_json
 from service.wire.json_body import encode_tables
+from tests.certificates import Authority
 from tests.unit.client.test_grpc_calls import answer
 
 X = {"x": np.array([1.0], np.float32)}
@@ -251,3 +266,238 @@ def test_rows_statuses_and_metadata() -> None:
     described, _ = answer(HttpCalls("m").metadata(Where()), metadata(**shapes))
     assert (described.model, described.version) == ("m", 3)
     assert described.signatures["s"].outputs == {name: TensorDescription(*spec) for name, spec in shapes.items()}
+
+
+def decode_lookup(body: bytes) -> LookupBody:
+    """Reads a lookup's body; raises if it has a key of another name, or a value of another type."""
+    return LookupBody.model_validate(parse_object(body, strict=False))
+
+
+def decode_x(body: bytes, dtype: str) -> Array:
+    """Reads the input x of a predict's body by column, for the signature "s"."""
+    document = parse_object(body, strict=False)
+    assert document.keys() == {"signature_name", "inputs"} and document["signature_name"] == "s"
+    spec = SignatureSpec("s", "predict", "m", {"x": TensorSpec("x", dtype, None)}, {})
+    return predict_inputs({"inputs": document["inputs"]}, spec)["x"]
+
+
+def test_a_lookup_is_nested_by_row() -> None:
+    ragged = RaggedIds(np.array([b"a", b"\xff"], object), np.array([0, 2, 2]), np.array([0.1, 2], np.float32))
+    body = decode_lookup(lookup_body({"user": np.array([1, 2], np.int32), "tags": ragged}, "lookup"))
+    assert body.signature_name == "lookup"
+    assert body.features == {"user": [1, 2], "tags": [["a", {"b64": "/w=="}], []]}
+    # A weight has all digits of its float32, so that every reader rounds it to the same float32.
+    assert body.weights == {"tags": [[0.10000000149011612, 2.0], []]}
+
+
+def test_a_float32_is_the_same_again_though_the_server_rounds_twice() -> None:
+    # Rounded to a double and then to a float32, the number's shortest decimal form would give the neighbouring float32.
+    given = np.array([363742205], np.uint32).view(np.float32)
+    read = decode_x(predict_body({"x": given}, "s"), "float32")
+    assert (read.dtype, read.tobytes()) == (given.dtype, given.tobytes())
+
+
+def test_weights_that_are_not_finite_are_bare_tokens() -> None:
+    ragged = RaggedIds(np.array([1, 2, 3]), np.array([0, 3]), np.array([np.nan, np.inf, 1], np.float32))
+    (row,) = decode_lookup(lookup_body({"tags": ragged}, "lookup")).weights["tags"]
+    np.testing.assert_array_equal(row, [np.nan, np.inf, 1])
+
+
+def test_a_lookup_without_rows() -> None:
+    ragged = RaggedIds(np.array([], np.int64), np.array([0]))
+    assert decode_lookup(lookup_body({"tags": ragged}, "x")).features == {"tags": []}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "uint8", "bool", "string"])
+def test_a_predict_goes_by_column(dtype: str) -> None:
+    if dtype == "string":
+        given = np.array([[b"a", b"null"], [b"", b"\xfe"]], object)
+    else:
+        given = (np.array([[0, 1], [7, 100]]) / 3).astype(dtype)
+    np.testing.assert_array_equal(decode_x(predict_body({"x": given}, "s"), dtype), given, strict=True)
+
+
+def test_scalars_and_what_is_not_finite() -> None:
+    x = np.array([np.nan, np.inf, -np.inf], np.float32)
+    text = predict_body({"x": x, "y": np.array(2, np.int64)}, "").decode()
+    document = json.loads(text)
+    assert document["inputs"]["y"] == 2
+    np.testing.assert_array_equal(np.array(document["inputs"]["x"], np.float32), x)
+
+
+def test_what_json_can_not_say() -> None:
+    for dtype in (np.complex64, np.longdouble):
+        with pytest.raises(InvalidRequest, match=f'"x": dtype {np.dtype(dtype)} has no JSON form; use gRPC'):
+            predict_body({"x": np.zeros(1, dtype)}, "")
+
+
+def test_rows() -> None:
+    assert RowsBody.model_validate_json(rows_body(np.arange(10)[::3])).ids == [0, 3, 6, 9]
+
+
+# (bits of a float32, bits of the float32 to which its decimal form leads if it is first rounded to a float64).
+ROUNDED_TWICE = [(363742205, 363742206)]
+
+
+def written(array: np.ndarray) -> bytes:
+    """Returns an array's JSON as the server writes it."""
+    return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+@pytest.mark.parametrize(("bits", "wrong_bits"), ROUNDED_TWICE)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_decimal_beside_the_middle_of_two_floats_is_rounded_once(bits: int, wrong_bits: int, sign: int) -> None:
+    value = np.array([bits], np.uint32).view(np.float32) * np.float32(sign)
+    document = orjson.loads(written(value))
+    assert np.array(document, np.float32).view(np.uint32)[0] & 0x7FFFFFFF == wrong_bits, "numpy alone is wrong here"
+    assert float32_array(document).tobytes() == value.tobytes()
+
+
+def test_floats_of_every_exponent_come_back() -> None:
+    fractions = np.random.default_rng(5).integers(0, 1 << 23, (255, 250), np.uint32)
+    values = (fractions | np.arange(255, dtype=np.uint32)[:, None] << 23).view(np.float32)
+    assert float32_array(orjson.loads(written(values))).tobytes() == values.tobytes()
+
+
+def test_the_edges_come_back() -> None:
+    info = np.finfo(np.float32)
+    edges = [0.0, -0.0, info.max, info.min, info.tiny, info.smallest_subnormal, -info.smallest_subnormal, 1 + info.eps]
+    values = np.array(edges, np.float32).reshape(2, 4)
+    assert float32_array(orjson.loads(written(values))).tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(16777217, 16777216), (16777219, 16777220), (1e39, np.inf), (-1e39, -np.inf), (1e-46, 0), (7e-46, 0)],
+)
+def test_ties_go_to_the_even_and_what_is_too_large_is_infinite(value: float, expected: float) -> None:
+    # 7e-46 is just below the middle between 0 and the smallest float32, so it rounds to 0.
+    assert float32_array([value])[0] == expected
+
+
+def test_shapes_and_tokens() -> None:
+    array = float32_array([[1, float("nan")], [float("-inf"), 2.5]])
+    np.testing.assert_array_equal(array, np.array([[1, np.nan], [-np.inf, 2.5]], np.float32), strict=True)
+    assert float32_array(0.1).shape == ()
+    assert float32_array(7.038531e-26).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "expected"),
+    [
+        ("int64", [9007199254740993], np.array([9007199254740993])),
+        ("uint8", [255], np.array([255], np.uint8)),
+        ("float64", [0.1], np.array([0.1])),
+        ("float16", [0.1], np.array([0.1], np.float16)),
+        ("bool", [True, False], np.array([True, False])),
+        ("float32", 1.5, np.float32(1.5)),
+        ("string", [["é"], [{"b64": "AP8="}]], np.array([["é".encode()], [b"\0\xff"]], object)),
+        ("string", {"b64": "AP8="}, np.array(b"\0\xff", object)),
+    ],
+)
+def test_dtypes_are_the_signatures(dtype: str, value: Any, expected: Any) -> None:
+    array = typed_array(value, TensorDescription(dtype, None))
+    np.testing.assert_array_equal(array, np.asarray(expected), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "expected"),
+    [([], (None, 8), (0, 8)), ([[], []], (None, 0, 3), (2, 0, 3)), ([], None, (0,)), ([], (None, None), (0, 0))],
+)
+def test_an_empty_list_has_the_signatures_shape(
+    value: Any, shape: tuple[int | None, ...] | None, expected: tuple[int, ...]
+) -> None:
+    assert typed_array(value, TensorDescription("float32", shape)).shape == expected
+
+
+PATIENCE_S = 30.0
+AUTHORITY = Authority()
+
+
+def blocking(target: str, tls: Tls | None) -> Any:
+    with EmbeddingClient(target, model="m", tls=tls, timeout_s=PATIENCE_S, retries=0) as client:
+        return client.lookup({"user": [1]})
+
+
+def not_blocking(target: str, tls: Tls | None) -> Any:
+    async def ask() -> Any:
+        async with AsyncEmbeddingClient(target, model="m", tls=tls, timeout_s=PATIENCE_S, retries=0) as client:
+            return await client.lookup({"user": [1]})
+
+    return asyncio.run(ask())
+
+
+both = pytest.mark.parametrize("ask", [blocking, not_blocking])
+
+
+@contextmanager
+def one_connection(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator[int]:
+    """Yields a port on which one connection is served. The event is set when the client has ended."""
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(PATIENCE_S)
+
+        def run() -> None:
+            with listening.accept()[0] as accepted:
+                accepted.settimeout(PATIENCE_S)
+                serve(accepted, is_over)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            is_over.set()
+            thread.join()
+
+
+@both
+def test_a_client_s_certificate_that_is_missed_after_its_handshake(ask: Callable[..., Any], tmp_path: Path) -> None:
+    # In TLS 1.3 the client has ended its handshake, and may have sent its request, when the server refuses it.
+    own = AUTHORITY.issue()
+    (tmp_path / "cert").write_text(own.key + own.cert)
+    (tmp_path / "ca").write_text(AUTHORITY.pem)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cadata=AUTHORITY.pem)
+    context.load_cert_chain(tmp_path / "cert")
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    def serve(accepted: socket.socket, is_over: threading.Event) -> None:
+        # Without this copy the failed handshake closes the connection, and the client may see that before the alert.
+        with accepted.dup():
+            with pytest.raises(ssl.SSLError):
+                context.wrap_socket(accepted, server_side=True)
+            assert is_over.wait(PATIENCE_S)
+
+    with one_connection(serve) as port, pytest.raises(Unavailable, match=r"(?i)certificate required"):
+        ask(f"https://localhost:{port}", Tls(tmp_path / "ca"))
+
+
+@both
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\ncut",
+        b"HTTP/9.9 what\r\n\r\n",
+        b"",
+    ],
+)
+def test_an_answer_that_is_none(ask: Callable[..., Any], answer: bytes) -> None:
+    def serve(accepted: socket.socket, is_over: threading.Event) -> None:
+        accepted.recv(65536)
+        accepted.sendall(answer)
+        accepted.shutdown(socket.SHUT_WR)
+        assert is_over.wait(PATIENCE_S)
+
+    with one_connection(serve) as port, pytest.raises(Unavailable):
+        ask(f"http://localhost:{port}", None)
+
+
+def test_a_compressed_answer_that_is_damaged() -> None:
+    # The blocking client asks for no compression.
+    def serve(accepted: socket.socket, is_over: threading.Event) -> None:
+        accepted.recv(65536)
+        accepted.sendall(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnone")
+        assert is_over.wait(PATIENCE_S)
+
+    with one_connection(serve) as port, pytest.raises(Unavailable):
+        not_blocking(f"http://localhost:{port}", None)

@@ -79,7 +79,7 @@ def test_a_folder_is_one_of_models_or_of_the_versions_of_one(tmp_path: Path) -> 
         ): f"{films} and {tmp_path}/other/films would both be the model films: rename one of the folders",
         (
             tmp_path / "film",
-        ): f"cannot read its folder {tmp_path}/film: No such file or directory; did you mean {films}?",
+        ): f"cannot read the folder {tmp_path}/film: No such file or directory; did you mean {films}?",
         (
             tmp_path / "films/1",
         ): f"no version folder (an integer name such as 1) in {films}/1, which holds saved_model.pb "

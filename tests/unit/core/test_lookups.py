@@ -262,7 +262,7 @@ def test_the_first_fault_is_told(where: Where, rows: list[list[int]], options: d
 
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
 @pytest.mark.parametrize("splits_dtype", ["int64", "int32"])
-@pytest.mark.parametrize("weights", [None, [], [1, 1, 1]])
+@pytest.mark.parametrize("weights", [None, [1, 1, 1]])
 def test_both_widths_of_ids_and_splits_with_and_without_weights(
     where: Where, dtype: str, splits_dtype: str, weights: list[float] | None
 ) -> None:

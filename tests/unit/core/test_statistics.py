@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from service.configuration.settings import Settings, StartError
+from service.control import request_context
 from service.control.request_context import Finished, Subject
 from service.core.choice import with_data_plane
 from service.core.edge import trace_shares
@@ -63,11 +64,11 @@ class Seen:
 
     def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
         """Stands for the method of service.observe.history; keeps the request."""
-        self.told.append(("slow", subject.signature, rows))
+        self.told.append(("slow", subject.signature, rows, request_context.client.get()))
 
     def noted(self, subject: Subject, code: str, message: str) -> None:
         """Stands for the method of service.observe.history; keeps the refusal."""
-        self.told.append(("failed", subject.model, code, message))
+        self.told.append(("failed", subject.model, code, message, request_context.client.get()))
 
 
 def joined() -> tuple[FakeCore, RequestCounter, Seen]:
@@ -140,12 +141,13 @@ def test_refusals_and_slow_requests_are_told_once_and_connections_are_counted(
         "handshakes_failed": [("grpc", 2)],
         "held": [("m", 5000), ("", 7)],
     }
-    named = {**SUBJECT._asdict(), "request_id": "abc", "seconds": 2.0, "run_seconds": 1.0, "rows": 7}
+    named = {**SUBJECT._asdict(), "request_id": "abc", "client": "ranker"}
+    named |= {"seconds": 2.0, "run_seconds": 1.0, "rows": 7}
     core.slow = [{"at_s": 99.0, **named}, {"at_s": 101.0, **named}]
     counter.read()
     assert counter.core is not None
     counts = counter.core.collect()
-    assert seen.told == [("slow", "lookup", 7)]
+    assert seen.told == [("slow", "lookup", 7, "ranker")]
     (record,) = caplog.records
     assert (record.model, record.refused_for) == ("m", "queue")  # type: ignore[attr-defined]
     assert counts.refused == {("m", "queue"): 2}
@@ -159,9 +161,10 @@ def test_requests_that_the_core_refused_are_counted_once_and_told_once() -> None
     failed = {**SUBJECT._asdict(), "code": "INVALID_ARGUMENT"}
     for count in (2, 2, 5):
         core.events["failed"] = [failed | {"count": count}]
-        core.failures = [failed | {"at_s": 100.0 + count, "request_id": "a", "message": "bad"}]
+        told = {"at_s": 100.0 + count, "request_id": "a", "client": "10.0.0.5", "message": "bad"}
+        core.failures = [failed | told]
         assert counter.read()[0].failures == {(SUBJECT, "INVALID_ARGUMENT"): count}
-    assert seen.told == [("failed", "m", "INVALID_ARGUMENT", "bad")] * 2
+    assert seen.told == [("failed", "m", "INVALID_ARGUMENT", "bad", "10.0.0.5")] * 2
 
 
 def test_refusals_of_a_version_that_is_gone_stay_in_the_sums_of_all_time() -> None:
@@ -240,19 +243,25 @@ def test_a_trace_has_the_id_that_the_core_drew() -> None:
 
 
 SEAL = "secret"
-HEADERS = [(b"x-embedding-server-names", b"CN%3Aranker%20%C3%A9 DNS%3Aa%2Eexample"), (b"host", b"localhost")]
+HEADERS = [
+    (b"x-embedding-server-names", b"CN%3Aranker%20%C3%A9 DNS%3Aa%2Eexample"),
+    (b"x-embedding-server-client", b"10.0.0.5"),
+    (b"host", b"localhost"),
+]
 
 
 def test_the_core_is_believed() -> None:
-    told = Forwarding(SEAL).names([*HEADERS, (b"x-embedding-server-seal", b"secret")])
-    assert told == {"CN:ranker é", "DNS:a.example"}
+    forwarded = [*HEADERS, (b"x-embedding-server-seal", b"secret")]
+    assert Forwarding(SEAL).names(forwarded) == {"CN:ranker é", "DNS:a.example"}
+    assert Forwarding(SEAL).client(forwarded) == "10.0.0.5"
     assert Forwarding(SEAL).names([(b"x-embedding-server-seal", b"secret")]) == frozenset()
 
 
 def test_others_are_not() -> None:
     for seal in (b"", b"secre", b"secrets", b"\xff"):
-        assert not Forwarding(SEAL).names([*HEADERS, (b"x-embedding-server-seal", seal)])
-        assert not NO_FORWARDING.names([*HEADERS, (b"x-embedding-server-seal", seal)])
+        forged = [*HEADERS, (b"x-embedding-server-seal", seal)]
+        for reader in (Forwarding(SEAL), NO_FORWARDING):
+            assert not reader.names(forged) and not reader.client(forged)
     assert not Forwarding(SEAL).names(HEADERS)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from service.artifact.manifest import (
     MANIFEST_PATH,
+    Combiner,
     FeatureEntry,
     GraphRun,
     LookupFeature,
@@ -22,9 +23,12 @@ from service.artifact.manifest import (
 from service.artifact.signature_def import read_meta_graph
 from service.core.native_servable import compile_native
 from service.errors import InvalidRequest
+from service.graph.claimed_ops import Claimed, ClaimedOps
+from service.graph.flat_graph import flatten
 from service.graph.library import find_core
+from service.graph.restoring import repair_handles
 from service.graph.savedmodel import SavedModelBackend
-from service.graph.table_reads import writing_signatures, written_variables
+from service.graph.table_reads import TableRead, initialized_variables, writing_signatures, written_variables
 from service.graph.tower import FeatureRows, TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array
@@ -160,6 +164,20 @@ def dense(tf: Any, rows: Any) -> Any:
     return rows @ tf.reshape(tf.range(12.0), [4, 3])
 
 
+def _masked_by_id(tf: Any, table: Any, item: Any) -> Any:
+    apart = tf.constant(APART // 1000, tf.int64) * 1000 + APART % 1000
+    return tf.where((item != apart)[:, None], tf.gather(table, tf.where(item != apart, item, apart)), 0.0)
+
+
+def _masked_by_tens(tf: Any, table: Any, item: Any) -> Any:
+    is_apart = item // 10 == APART // 10
+    return tf.where(is_apart[:, None], 0.0, tf.gather(table, tf.where(is_apart, item, item)))
+
+
+def _thousand(tf: Any) -> Any:
+    return tf.reduce_sum(tf.constant([300, 300, 400]))
+
+
 # Graphs that change few rows, or the rows of few ids: what each makes of rows, given the module and the inputs.
 FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
     "clipped": lambda tf, table, item: tf.clip_by_value(tf.gather(table, item), -1.0, 1.0),
@@ -184,6 +202,33 @@ FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
     "of scaled sizes": lambda tf, table, item: tf.where(tf.size(item) * 7 > 3500, 0.0, tf.gather(table, item)),
     "of real sizes": lambda tf, table, item: (
         tf.gather(table, item) / tf.maximum(tf.cast(tf.size(item), tf.float32) - 1000.0, 1.0)
+    ),
+    "of shifted sizes": lambda tf, table, item: tf.where(tf.size(item) - 300 - 300 > 300, 0.0, tf.gather(table, item)),
+    "of quotients of sizes": lambda tf, table, item: tf.where(
+        1 / tf.cast(tf.size(item), tf.float32) < 0.001, 0.0, tf.gather(table, item)
+    ),
+    "of narrow sizes": lambda tf, table, item: tf.where(
+        tf.cast(tf.size(item), tf.int8) < 0, 0.0, tf.gather(table, item)
+    ),
+    "of computed constants": lambda tf, table, item: tf.where(
+        tf.size(item) > tf.constant(20) * tf.constant(50), 0.0, tf.gather(table, item)
+    ),
+    "of places of a constant": lambda tf, table, item: (
+        tf.gather(table, item) * tf.gather(tf.concat([tf.ones(1000), tf.zeros(4000)], 0), tf.size(item))
+    ),
+    "of the first ids": lambda tf, table, item: tf.gather(table, item[:1000]),
+    "of the last ids": lambda tf, table, item: tf.gather(table, item[-1000:]),
+    "masked by a computed id": lambda tf, table, item: _masked_by_id(tf, table, item),
+    "masked by what chooses equal ids": lambda tf, table, item: _masked_by_tens(tf, table, item),
+    "of the first rows, to a computed number": lambda tf, table, item: tf.gather(table, item)[: _thousand(tf)],
+    "of places up to a computed number": lambda tf, table, item: tf.gather(
+        tf.gather(table, item), tf.minimum(tf.range(tf.size(item)), _thousand(tf))
+    ),
+    "of places up to a number that is cast": lambda tf, table, item: tf.gather(
+        tf.gather(table, item), tf.minimum(tf.range(tf.size(item)), tf.cast(tf.constant(2**32 + 1000), tf.int32))
+    ),
+    "of the number of distinct ids": lambda tf, table, item: (
+        tf.gather(table, item) * tf.cast(tf.size(item) / tf.maximum(tf.size(tf.unique(item)[0]), 1), tf.float32)
     ),
 }
 # The same, of lookups with max_norm 5: what each makes of rows.
@@ -223,7 +268,7 @@ def test_what_changes_few_rows_stays_in_the_graph(tf: Any, tmp_path: Path, opene
     folder = written(tf, tmp_path / "1", FEW[name], [tf.TensorSpec([None], tf.int64, "item")])
     described(folder, {"item": ("t", LookupFeature("item"))}, {})
     ids = np.array([0, APART, APART - 1, NUM_ROWS - 1])
-    same_answers(opened, folder, [{"item": ids}, {"item": np.arange(1500)}])
+    same_answers(opened, folder, [{"item": ids}, {"item": np.arange(1500)}, {"item": np.full(4, 7)}])
 
 
 @pytest.mark.parametrize("name", FEW_NORMS)
@@ -248,6 +293,25 @@ def test_an_input_of_another_feature_decides_nothing_in_a_lookup(
     described(folder, {"item": ("t", LookupFeature("item"))}, {})
     request = {"item": np.arange(4), "country": np.array([7, 1, 0, 7])}
     same_answers(opened, folder, [request])
+
+
+@pytest.mark.parametrize("is_of_sizes", [True, False])
+def test_the_size_of_another_input_is_the_number_of_rows(
+    tf: Any, tmp_path: Path, opened: list[Servable], is_of_sizes: bool
+) -> None:
+    def score(tf: Any, table: Any, item: Any, tag_values: Any, tag_splits: Any) -> Any:
+        rows = tf.RaggedTensor.from_row_splits(tag_values, tag_splits).value_rowids()
+        count = tf.size(item) if is_of_sizes else tf.cast(tf.reduce_max(tf.concat([item, [0]], 0)), tf.int32) + 1
+        return tf.math.unsorted_segment_sum(tf.gather(table, tag_values), rows, count)
+
+    specs = [tf.TensorSpec([None], tf.int64, name) for name in ("item", "tag_values", "tag_splits")]
+    folder = written(tf, tmp_path / "1", score, specs)
+    described(folder, {"tag": ("t", LookupFeature("tag_values", "tag_splits", combiner="sum"))}, {})
+    tags = {"tag_values": np.arange(5), "tag_splits": np.array([0, 2, 5, 5])}
+    # A request of other sizes is answered or refused as the graph does: with more rows, cut, or of another rank.
+    items = ([0, 1, 2], [7, 0, 2], [0, 1, 2, 3], [0, 1], [[0], [1], [2]], [])
+    servable = same_answers(opened, folder, [{**tags, "item": np.array(some, np.int64)} for some in items])
+    assert combined(servable) == is_of_sizes
 
 
 @pytest.mark.parametrize("length", [100, 1000])
@@ -277,6 +341,168 @@ def test_ids_that_another_signature_takes_as_they_are(tf: Any, tmp_path: Path, o
     signatures = {SIGNATURE: SignatureEntry("predict", {}), "lookup": entry}
     (folder / MANIFEST_PATH).write_text(replace(manifest, signatures=signatures).to_json())
     assert combined(same_answers(opened, folder, [{"item": np.array([16_999, 17_000, APART, 18_000])}])) == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "is_passed"), [("int32", "int64", True), ("int64", "int32", False), ("int64", "float64", False)]
+)
+def test_ids_that_another_signature_casts(tf: Any, source: str, to: str, is_passed: bool) -> None:
+    # Id 2^32 + 5 has no row as an int64, and row 5 as an int32.
+    with tf.Graph().as_default() as graph:
+        ids = tf.compat.v1.placeholder(source, [None], "ids")
+        numbers = tf.cast(tf.cast(ids, to), "int32" if to == "int32" else "int64")
+        rows = tf.gather(tf.compat.v1.placeholder("float32", [9, 4]), numbers)
+        flat = flatten(graph.as_graph_def(), [rows.name])
+    claimed = Claimed("ids", {"ids"}, {}, is_described=False, combiner=None, max_norm=None)
+    read = TableRead("t", numbers.name, rows.name)
+    assert ClaimedOps(flat).alike([rows.name], read, claimed) == [rows.name] * is_passed
+
+
+# What graphs make of rows: the combiner of the lookup, and whether it has this step. All others change the signs of
+# zeros and denormal numbers alone.
+STEPS: dict[str, tuple[Combiner | None, bool, Callable[[Any, Any], Any]]] = {
+    "other shape": (None, True, lambda tf, rows: tf.reshape(rows, [-1, 2, 2])),
+    "times one": (None, False, lambda tf, rows: rows * 1.0),
+    "by one": (None, False, lambda tf, rows: rows / 1.0),
+    "times ones": (None, False, lambda tf, rows: tf.math.multiply_no_nan(rows, tf.ones([1, 4]))),
+    "sum of one": (None, False, lambda tf, rows: tf.reduce_sum(rows[:, None], 1)),
+    "segments of one": (
+        None,
+        False,
+        lambda tf, rows: tf.math.unsorted_segment_sum(rows, tf.range(tf.shape(rows)[0]), tf.shape(rows)[0]),
+    ),
+    "sum": ("sum", True, lambda tf, rows: tf.reduce_sum(rows, 0)),
+    "sum times one": ("sum", False, lambda tf, rows: tf.reduce_sum(rows, 0) * 1.0),
+    "sum of a sum": ("sum", False, lambda tf, rows: tf.reduce_sum(tf.reduce_sum(rows, 0)[None], 0)),
+    "mean": ("mean", True, lambda tf, rows: tf.reduce_mean(rows, 0)),
+    "mean by hand": (
+        "mean",
+        True,
+        lambda tf, rows: tf.reduce_sum(rows, 0) / tf.cast(tf.shape(rows)[0], tf.float32),
+    ),
+    "mean times one": ("mean", False, lambda tf, rows: tf.reduce_mean(rows, 0) * 1.0),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_rows_are_added_up_and_divided_as_the_lookup_does(tf: Any, name: str) -> None:
+    combiner, is_passed, step = STEPS[name]
+    with tf.Graph().as_default() as graph:
+        ids = tf.compat.v1.placeholder(tf.int64, [None], "ids")
+        rows = tf.gather(tf.compat.v1.placeholder("float32", [9, 4]), ids)
+        made = step(tf, rows)
+        flat = flatten(graph.as_graph_def(), [made.name])
+    claimed = Claimed("ids", {"ids"}, {}, is_described=True, combiner=combiner, max_norm=None)
+    read = TableRead("t", ids.name, rows.name)
+    found = ClaimedOps(flat).alike([rows.name, made.name], read, claimed)
+    assert found == [rows.name, made.name][: 1 + is_passed]
+
+
+@pytest.mark.parametrize("is_reference", [True, False])
+def test_a_table_that_the_load_changes_is_not_mapped(
+    tf: Any, tmp_path: Path, opened: list[Servable], is_reference: bool
+) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        numbers = tf.range(80.0)[:, None] * [[1.0, 2.0, 3.0, 4.0]]
+        table = v1.get_variable("tables/t", initializer=numbers, use_resource=not is_reference)
+        item = v1.placeholder(tf.int64, [None], "item")
+        score = dense(tf, tf.gather(table, item))
+        changed = v1.scatter_update(table, [APART % 80], tf.ones([1, 4]))
+        session.run(v1.global_variables_initializer())
+        inputs, outputs = ({key: one} for key, one in (("item", item), ("score", score)))
+        builder = v1.saved_model.Builder(str(tmp_path / "1"))
+        definition = v1.saved_model.predict_signature_def(inputs, outputs)
+        operation = changed.op if hasattr(changed, "op") else changed
+        builder.add_meta_graph_and_variables(session, ["serve"], {SIGNATURE: definition}, main_op=operation)
+        builder.save()
+    write_tables_manifest(tmp_path / "1")
+    servable = same_answers(opened, tmp_path / "1", [{"item": np.array([5, APART % 80])}])
+    assert isinstance(servable.backends[SIGNATURE], SavedModelBackend)
+    assert len(initialized_variables(read_meta_graph(tmp_path / "1" / "saved_model.pb"))) == 1
+
+
+@pytest.mark.parametrize("way", ["itself", "identity", "condition"])
+def test_a_table_is_written_by_any_node_of_its_name(tf: Any, tmp_path: Path, way: str) -> None:
+    v1 = tf.compat.v1
+    handles: dict[str, Callable[[Any], Any]] = {
+        "itself": lambda handle: handle,
+        "identity": lambda handle: tf.raw_ops.IdentityN(input=[0, handle])[1],
+        # As tf.cond of TensorFlow 1 does.
+        "condition": lambda handle: tf.raw_ops.Switch(data=handle, pred=tf.size(item) > 0).output_true,
+    }
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = v1.get_variable("t", initializer=tf.zeros([3, 4]), use_resource=True)
+        item = v1.placeholder(tf.int64, [None], "item")
+        other = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[3, 4], shared_name="t", name="other")
+        added = tf.raw_ops.ResourceScatterAdd(resource=handles[way](other), indices=item, updates=tf.ones([1, 4]))
+        with tf.control_dependencies([added]):
+            done = tf.identity(item)
+        session.run(v1.global_variables_initializer())
+        builder = v1.saved_model.Builder(str(tmp_path / "1"))
+        signatures = {
+            name: v1.saved_model.predict_signature_def({"item": item}, {"y": output})
+            for name, output in (("read", tf.gather(table, item)), ("add", done))
+        }
+        builder.add_meta_graph_and_variables(session, ["serve"], signatures)
+        builder.save()
+    meta_graph = read_meta_graph(tmp_path / "1" / "saved_model.pb")
+    assert repair_handles(meta_graph, tmp_path / "1") == 0
+    assert written_variables(meta_graph) == {"t"}
+
+
+def test_ids_that_are_computed_from_rows(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        return tf.gather(table, tf.argmax(tf.gather(table, item), 1))
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    servable = same_answers(opened, folder, [{"item": np.array([5, APART])}])
+    assert isinstance(servable.backends[SIGNATURE], SavedModelBackend)
+
+
+def test_ids_that_are_drawn_at_random(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    # Another run would draw other ids than those whose rows it is fed.
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        drawn = tf.random.uniform([3], 0, NUM_ROWS, tf.int64)
+        return tf.gather(table, drawn) + tf.cast(drawn, tf.float32)[:, None]
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    opened += [ServableLoader(SERVE, "auto", compile_native)("m", 1, folder)]
+    assert isinstance(opened[0].backends[SIGNATURE], SavedModelBackend)
+
+
+def test_a_function_that_xla_compiles_is_not_taken_apart(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    compiled = tf.function(lambda rows: tf.nn.gelu(rows * 0.3 + 0.1), jit_compile=True, autograph=False)
+    specs = [tf.TensorSpec([None], tf.int64, "item")]
+    folder = written(tf, tmp_path / "1", lambda tf, table, item: compiled(tf.gather(table, item)), specs)
+    opened += [ServableLoader(SERVE, "auto", compile_native)("m", 1, folder)]
+    assert isinstance(opened[0].backends[SIGNATURE], SavedModelBackend)
+
+
+@pytest.mark.parametrize("is_lowered", [True, False])
+def test_control_flow_that_computes_both_ids_and_scores(
+    tf: Any, tmp_path: Path, opened: list[Servable], is_lowered: bool
+) -> None:
+    # A constant in a branch has no input but a control input, which says whether the branch is taken.
+    v1 = tf.compat.v1
+    control_flow = v1.enable_control_flow_v2 if is_lowered else v1.disable_control_flow_v2
+    control_flow()
+    try:
+        with tf.Graph().as_default(), v1.Session() as session:
+            table = v1.get_variable("tables/t", initializer=tf.range(80.0)[:, None] * [[1.0, 2.0, 3.0, 4.0]])
+            item, flag = v1.placeholder(tf.int64, [None], "item"), v1.placeholder(tf.bool, [], "flag")
+            ids, scale = tf.cond(
+                flag, lambda: (item + 1, tf.reduce_sum(item)), lambda: (item * 0, tf.constant(3, tf.int64))
+            )
+            score = dense(tf, tf.gather(table, ids)) * tf.cast(scale, tf.float32)
+            session.run(v1.global_variables_initializer())
+            v1.saved_model.simple_save(session, str(tmp_path / "1"), {"item": item, "flag": flag}, {"score": score})
+    finally:
+        v1.enable_control_flow_v2()
+    write_tables_manifest(tmp_path / "1")
+    requests = [{"item": np.array([5, 7]), "flag": np.array(flag)} for flag in (True, False)]
+    servable = same_answers(opened, tmp_path / "1", requests)
+    assert isinstance(servable.backends[SIGNATURE], TowerBackend) == is_lowered
 
 
 def test_a_table_that_changes_keeps_its_graph_whole(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:

@@ -57,6 +57,11 @@ def test_one_upsert_is_parsed_at_a_time(
     assert counted == [("m", "INVALID_ARGUMENT", True)] * 8
 
 
+def test_a_lookup_is_told_that_this_is_the_admin_port(admin: Http) -> None:
+    assert "this is the admin port (--admin_port)" in error_text(admin.post("/v1/models/m:lookup", json={}))
+    assert error_text(admin.get("/nothing")) == "Not found: /nothing"
+
+
 def test_a_method_that_a_path_does_not_have_has_a_code(admin: Http) -> None:
     answer = admin.get(UPSERT)
     assert (answer.status_code, error_text(answer)) == (405, "GET is not allowed here")

@@ -125,7 +125,7 @@ def test_a_row_has_values_and_norm(http: Http) -> None:
         ("t:row", 400, "either id or key"),
         ("t:row?id=1&key=a", 400, "either id or key"),
         ("t:row?id=4", 400, "no such row"),
-        ("t:row?key=a", 400, "no vocabulary"),
+        ("t:row?key=a", 400, "no vocabulary: give id in place of key"),
         ("none:row?id=1", 404, 'no table "none". Tables: t.'),
         ("none:projection", 404, 'no table "none"'),
         ("t:drift", 400, "Name the version to compare with"),

@@ -28,7 +28,7 @@ PADDING = 5 * HUGE - 8
 
 def made_by(*flags: str) -> TablePages | None:
     """Returns the TablePages for which these flags ask."""
-    return table_pages(read_settings(["--model_base_path=/m", *flags]))
+    return table_pages(read_settings(["--model_base_path=/m", *flags]), lambda _: False)
 
 
 def load(path: Path, pages: TablePages | None, verification: TableVerification | None = None) -> Servable:
@@ -87,7 +87,7 @@ def test_a_model_that_is_loaded_answers_and_then_has_huge_pages(
     octets = octets_of(servable, path)
     check_rows(servable)
     # The tables' pages are made one task after another, so when this task is done, the task of `servable` is done, too.
-    assert pages.make(GuardedFiles()).wait(60)
+    assert pages.make("toy", GuardedFiles()).wait(60)
     assert huge_bytes(octets) == 5 * HUGE
     check_rows(servable)
     # The tables are verified only after their huge pages are made; the order of the log's records shows it.
@@ -133,13 +133,28 @@ def test_verification_waits_for_pages_that_are_being_made(tmp_path: Path) -> Non
     servable.close()
 
 
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_version_that_follows_another_waits_for_its_pages(tmp_path: Path, is_served: bool) -> None:
+    may_end, made = threading.Event(), []
+
+    class Slow(HugePages):
+        def make(self, files: GuardedFiles) -> None:
+            made.append(may_end.wait(0.5))
+
+    pages = TablePages(Slow(is_whole=False), is_before=False, is_served=lambda model: is_served and model == "toy")
+    servable = load(write_toy_model(tmp_path / "1"), pages)
+    assert bool(made) == is_served
+    may_end.set()
+    servable.close()
+
+
 def test_what_goes_wrong_with_one_version_is_told_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(HugePages):
         def make(self, files: GuardedFiles) -> None:
             raise RuntimeError("a fault in it")
 
     pages = TablePages(Broken(is_whole=False), is_before=False)
-    first, second = pages.make(GuardedFiles()), pages.make(GuardedFiles())
+    first, second = pages.make("m", GuardedFiles()), pages.make("m", GuardedFiles())
     assert first.wait(60) and second.wait(60)
     assert caplog.records[0].message == "pages could not be made huge"
 

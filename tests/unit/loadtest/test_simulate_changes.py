@@ -11,6 +11,7 @@ from loadtest.simulate import changes as simulation
 from loadtest.simulate.changes import run_seed
 from service.remote import replicas
 from service.remote.changes import TableChanges
+from service.remote.replicas import Report
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -43,6 +44,11 @@ def _trust_ended_primaries(*reports: Any, gone_s: float | None, as_of_s: float) 
     return _HAS_ALL_S(*reports, gone_s=None if gone_s is None else float("-inf"), as_of_s=as_of_s)
 
 
+def _trust_restarted_replicas(own: Report, before: Report | None, known: Report | None, **more: Any) -> float:
+    is_same = before is not None and own.offset >= before.offset
+    return _HAS_ALL_S(own, before if is_same else None, known, **more)
+
+
 def _hold_no_file(changes: TableChanges, name: str, *more: Any) -> bool:
     return name.startswith("-") or _HOLD(changes, name, *more)
 
@@ -60,7 +66,9 @@ _HOLD: Callable[..., bool] = TableChanges._hold
         # A healed network brings a replica old changes of a primary that does not answer.
         ("hold", 31, replicas, "FRESH_S", float("inf")),
         # A primary is cut off from its replicas, and ends 1.4 s later or more.
-        ("starve", 1, replicas, "has_all_s", _trust_ended_primaries),
+        ("starve", 3, replicas, "has_all_s", _trust_ended_primaries),
+        # A replica starts again with what it had saved, while a server does not reach its primary.
+        ("restart", 0, replicas, "has_all_s", _trust_restarted_replicas),
     ],
 )
 def test_old_rows_are_found(

@@ -132,8 +132,8 @@ def test_export_to_tpu_adds_a_meta_graph_over_the_same_variables(tmp_path: Path)
         ["serve", "tpu"],
     ]
     lowered = verify_artifact(artifact).lowered["lookup_tpu_tensor_core"]
-    # 8 requests of lookup_cases(), and two features with edges of int32 in requests of up to 4 rows.
-    assert lowered.cases == 8 + 2 * 2 and lowered.max_relative_error < 1e-6
+    # 8 requests of lookup_cases(), and the edges of int32 of both features in requests of up to 4 rows.
+    assert lowered.cases == 8 + 2 and lowered.max_relative_error < 1e-6
 
 
 def test_nan_in_a_table_refuses_the_export_unless_allowed(tmp_path: Path) -> None:

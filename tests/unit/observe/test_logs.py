@@ -225,6 +225,25 @@ def test_a_log_that_nobody_reads_drops_lines_and_says_so_once_it_is_read(log: Lo
     assert dropped("output") == lost
 
 
+def test_lines_after_a_full_disk_begin_anew_and_say_how_many_are_lost(tmp_path: Path) -> None:
+    path, old = tmp_path / "log", resource.getrlimit(resource.RLIMIT_FSIZE)
+    lines = [b"%d %s\n" % (number, b"x" * 25) for number in range(10)]
+    with path.open("wb", buffering=0) as file:
+        writer = LogWriter(file.fileno(), lambda dropped: b"%d dropped\n" % dropped)
+        try:
+            # As on a full disk, a part of a line is written, and then the write fails.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
+            for line in lines:
+                writer.write(line)
+            assert writer.flush(60)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        writer.write(b"again\n")
+        assert writer.stop(60)
+    assert path.read_bytes() == b"".join(lines)[:100] + b"\n7 dropped\nagain\n"
+    assert writer.dropped == 7
+
+
 def logs(**more: Any) -> RequestLogs:
     given: dict[str, Any] = {"tags": ["serve"], "max_bytes": 1 << 24}
     return RequestLogs(**(given | more), now=lambda: 1_700_000_000.7)

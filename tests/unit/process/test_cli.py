@@ -46,6 +46,16 @@ class FakeApp:
         return []
 
 
+def test_a_command_line_is_read_without_numpy() -> None:
+    # prepare_libraries() sets the number of numpy's threads, which numpy reads at its import.
+    program = """if True:
+        import sys
+        from service.process import cli
+        cli.shown_settings(cli.read_settings(["models"], {}))
+        assert "numpy" not in sys.modules"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 @pytest.fixture
 def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
     """Replaces the app, and the reference server, which main takes without the core, and each function with which main
@@ -158,7 +168,7 @@ def test_strict_ends_the_start_where_a_model_has_no_version(
     for flags in ([f"--model_config_file={config}"], [f"--model_base_path={tmp_path / 'film'}", "--model_name=film"]):
         assert service.process.cli.main(["--strict", "--log_format=text", *flags]) == 1
         told = [line.partition(" reason=")[2] for line in capfd.readouterr().err.splitlines() if "cannot start" in line]
-        gone = f"cannot read its folder {tmp_path}/{{}}: No such file or directory"
+        gone = f"cannot read the folder {tmp_path}/{{}}: No such file or directory"
         assert told[0] == f"--strict: model film: {gone.format('film')}; did you mean {tmp_path}/films?"
         by_file = [f"--strict: model users: {gone.format('users')}"]
         assert told[1:] == (by_file if "config" in flags[0] else [])

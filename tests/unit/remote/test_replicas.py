@@ -146,3 +146,18 @@ def test_a_replica_stays_in_sync_with_an_ended_primary_if_it_is_compared_late() 
         shard.act(action)
         CLOCK.now_s += pause_s
     assert shard.nodes.is_in_sync(REPLICA)
+
+
+def test_a_replica_that_starts_again_with_what_it_had_saved_is_not_read_until_it_has_copied_its_primary() -> None:
+    shard = _Shard()
+    for action in ("change", "change", "compare"):
+        CLOCK.now_s += 0.3
+        shard.act(action)
+    assert shard.nodes.is_in_sync(REPLICA)
+    shard.act("linked")
+    shard.num_copied = 1
+    shard.act("compare")
+    assert not shard.nodes.is_in_sync(REPLICA)
+    shard.act("linked")
+    shard.act("compare")
+    assert shard.nodes.is_in_sync(REPLICA)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
 
+from service.remote import topology
 from service.remote.address import StoreAddress, remote_tables, without_password
-from service.remote.topology import Reason, Unreachable
+from service.remote.layout import NUM_SLOTS
+from service.remote.topology import Command, Node, Primaries, Reason, Topology, Unreachable
 
 
 def test_credentials_stand_before_the_nodes_or_in_options(tmp_path: Path) -> None:
@@ -89,3 +95,37 @@ def test_a_time_limit_replaces_no_refusal() -> None:
     assert outer.text == "a:1: WRONGPASS"
     outer.note(OSError("refused"))
     assert outer.text == "refused"
+
+
+def test_the_deadline_of_a_caller_says_nothing_about_a_node() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        node = ("127.0.0.1", silent.getsockname()[1])
+        address = StoreAddress.parse(f"valkey://{node[0]}:{node[1]}?node_timeout_ms=300")
+        asked = Topology(address)
+        for left_s, is_down in ((0.02, False), (0.5, True)):
+            with pytest.raises(Unreachable):
+                asked.refresh(time.monotonic() + left_s)
+            assert asked.is_down(node) == is_down
+    known = Mock(spec=Topology)
+    known.nodes.return_value, known.primary.return_value, known.num_replicas.return_value = (node,), node, 1
+    with pytest.raises(Unreachable, match="timed out"):
+        Primaries(address, known).read([Command(0, ("GET", "key"))], time.monotonic() - 1)
+    known.failed.assert_not_called()
+
+
+def test_a_node_that_names_another_one_is_asked_for_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Node b took over from a, which knows it. Node x, the first in the map, does not.
+    x, a, b = ("x", 1), ("a", 1), ("b", 1)
+    slots = (0, *[1] * (NUM_SLOTS - 1))
+    old = topology._Told(topology._Map(((x,), (a, b)), (x, a), slots), 0, True)
+    new = topology._Told(topology._Map(((x,), (b, a)), (x, b), slots), 1, True)
+
+    def ask(_: Primaries, kind: tuple[Node, bool, bool], *more: Any) -> tuple[list[Any], bool]:
+        return [b"row" if kind[0] == b else redis.exceptions.MovedError("5 b:1")], True
+
+    monkeypatch.setattr(topology, "_ask_for_map", lambda address, node, timeout_s: new if node == a else old)
+    monkeypatch.setattr(topology, "_REFRESH_S", 0.0)
+    monkeypatch.setattr(Primaries, "_ask", ask)
+    address = StoreAddress.parse("valkey://x:1")
+    primaries = Primaries(address, Topology(address))
+    assert primaries.run([Command(5, ("GET", "key"))], time.monotonic() + 1) == [b"row"]

@@ -261,7 +261,9 @@ def test_a_manifest_that_is_damaged_on_its_way_is_read_anew(tmp_path: Path, cach
         return right_read(folder, one, begin, end)[:-1] + b"x"
 
     bucket.read = damaged  # type: ignore[method-assign]
-    with pytest.raises(ArtifactError, match="^version 1 of s3://bucket/m: manifest is not valid JSON"):
+    with pytest.raises(
+        ArtifactError, match="^version 1 of s3://bucket/m: assets.extra/lookup_manifest.json is not valid JSON"
+    ):
         brings(fetch_of(bucket, cache))
     bucket.read = right_read  # type: ignore[method-assign]
     assert brings(fetch_of(bucket, cache))

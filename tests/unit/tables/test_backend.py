@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.artifact.manifest import Manifest
+from service.artifact import signature_rules
+from service.artifact.manifest import Manifest, SignatureEntry, WeightPolicy
 from service.artifact.signature_def import read_signatures
 from service.errors import ArtifactError
 from service.tables.backend import open_lookups
@@ -203,6 +204,15 @@ def test_bounds_follow_the_policy(tmp_path: Path, policy: str, bounds: str) -> N
 
     predict = opened(write_toy_model(tmp_path / "1", edit_manifest=edit)).signatures["serving_default"]
     assert predict.inputs["user"].bounds == bounds
+
+
+@pytest.mark.parametrize(("policy", "bounds"), [("keep", "both"), ("drop", "none")])
+def test_ids_that_their_weights_leave_out_are_not_checked(toy_model: Path, policy: WeightPolicy, bounds: str) -> None:
+    folder = toy_model / "1"
+    spec, manifest = read_signatures(folder / "saved_model.pb")["lookup"], manifest_of(folder)
+    tags = replace(manifest.signatures["lookup"].features["tags"], output=None, on_nonpositive_weight=policy)
+    predict = signature_rules.described(spec, SignatureEntry("predict", {"tags": tags}), manifest, {})
+    assert predict.inputs["tags__values"].bounds == bounds
 
 
 @pytest.mark.parametrize(

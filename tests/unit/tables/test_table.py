@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import mmap
 import os
@@ -379,9 +380,16 @@ def test_the_rate_is_held(written: Written, clock: Clock) -> None:
         clock.now_s += seconds
 
     Verifier(MIB / 4, clock=clock, sleep=sleep).verify(written.files, written.stored)
-    # The table has 1.5 MiB and begins 1 byte into its file. It is read in chunks that end at multiples of 1 MiB; the
-    # next table has 1,000 bytes.
-    assert slept == pytest.approx([(MIB - 1) * 4 / MIB, (MIB // 2 + 1) * 4 / MIB, 4000 / MIB])
+    # The tables have 1.5 MiB and 1,000 bytes, and are read in chunks of 1/8 MiB.
+    assert (sum(slept), max(slept)) == pytest.approx(((3 * MIB // 2 + 1000) * 4 / MIB, 0.5))
+
+
+def test_no_processor_is_kept_for_long(written: Written) -> None:
+    # Each look at this clock comes 0.06 ms after the one before.
+    ticks, slept = itertools.count(), list[float]()
+    Verifier(0, clock=lambda: next(ticks) * 60e-6, sleep=slept.append).verify(written.files, written.stored)
+    # The tables have 14 chunks, with a look after each, and one after each pause.
+    assert slept == [50e-6] * 7
 
 
 def test_reading_leaves_the_page_cache_as_it_was_and_nothing_in_this_process(tmp_path: Path) -> None:

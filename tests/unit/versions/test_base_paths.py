@@ -68,8 +68,8 @@ def add(base: Path, versions: Iterable[str]) -> None:
 
 
 MODEL = "models/movielens/1/saved_model.pb"
-GONE = "cannot read its folder {path}: No such file or directory"
-FILE = "cannot read its folder {path}: Not a directory"
+GONE = "cannot read the folder {path}: No such file or directory"
+FILE = "cannot read the folder {path}: Not a directory"
 NONE = "no version folder (an integer name such as 1) in {path}"
 MEANT = "; did you mean {base}/models/movielens?"
 ITSELF = ", which holds saved_model.pb and so is a version itself"
@@ -130,9 +130,12 @@ def test_the_folder_that_is_suggested_works(tmp_path: Path, name: str) -> None:
     assert suggested and [fault(folder) for folder in suggested] == [""] * len(suggested)
 
 
+NO_STORE = "it is a URI; this server reads mounted folders, and s3://, gs:// and az://"
+
+
 @pytest.mark.parametrize("scheme", ["ftp", "http", "https", "hdfs"])
 def test_a_uri_is_named_as_it_was_given(tmp_path: Path, scheme: str) -> None:
-    text = f"cannot read its folder {scheme}://bucket/m: it is a URI, and only mounted folders are read"
+    text = f"cannot read the folder {scheme}://bucket/m: {NO_STORE}"
     assert fault(tmp_path / f"{scheme}://bucket/m") == text
     assert fault(f"{scheme}://bucket/m") == text
 
@@ -142,21 +145,28 @@ def test_only_the_server_itself_looks_into_a_store(scheme: str) -> None:
     assert fault(f"{scheme}://bucket/m") == ""
 
 
+@pytest.mark.parametrize("path", ["s3:/bucket/m", "S3://bucket/m", "gs:///m"])
+def test_a_misspelt_uri_of_a_store(tmp_path: Path, path: str) -> None:
+    scheme = path[:2].lower()
+    told = f"cannot read {tmp_path / path}: a place in an object store is written {scheme}://BUCKET/PLACE"
+    assert fault(tmp_path / path) == told
+
+
 def test_a_file_uri_means_its_folder(tmp_path: Path) -> None:
     add(tmp_path, [MODEL])
     told = fault(Path(f"file://{tmp_path}/models/movielens").absolute())
-    assert told.endswith(f"it is a URI, and only mounted folders are read; did you mean {tmp_path}/models/movielens?")
+    assert told.endswith(f"{NO_STORE}; did you mean {tmp_path}/models/movielens?")
 
 
 def test_a_folder_that_is_named_like_a_scheme_is_a_folder(tmp_path: Path) -> None:
     add(tmp_path, ["gs:/m/1/saved_model.pb"])
     assert fault(tmp_path / "gs:/m") == ""
-    assert fault(tmp_path / "gs:/n") == f"cannot read its folder {tmp_path}/gs:/n: No such file or directory"
+    assert fault(tmp_path / "gs:/n") == f"cannot read the folder {tmp_path}/gs:/n: No such file or directory"
 
 
 def test_a_policy_that_wants_none_of_them(tmp_path: Path) -> None:
     add(tmp_path, ["1/", "2/"])
-    text = f"none of the versions it is configured for is in {tmp_path}"
+    text = f"none of the versions in model_version_policy is in {tmp_path}, which has 1, 2"
     assert fault(tmp_path, Specific(frozenset({9}))) == text
     assert fault(tmp_path, Specific(frozenset({2, 9}))) == ""
 
@@ -164,13 +174,13 @@ def test_a_policy_that_wants_none_of_them(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
 def test_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir(mode=0)
-    assert fault(tmp_path / "m") == f"cannot read its folder {tmp_path}/m: Permission denied"
-    assert fault(tmp_path / "m/1") == f"cannot read its folder {tmp_path}/m/1: Permission denied"
+    assert fault(tmp_path / "m") == f"cannot read the folder {tmp_path}/m: Permission denied"
+    assert fault(tmp_path / "m/1") == f"cannot read the folder {tmp_path}/m/1: Permission denied"
 
 
 def test_a_folder_that_names_itself_ends(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    assert fault(tmp_path / "loop") == f"cannot read its folder {tmp_path}/loop: Too many levels of symbolic links"
+    assert fault(tmp_path / "loop") == f"cannot read the folder {tmp_path}/loop: Too many levels of symbolic links"
 
 
 @pytest.fixture

@@ -200,7 +200,7 @@ def test_a_model_without_a_folder_refuses_it_too(world: World) -> None:
     world.start(world.config("a"))
     error = refused(world, world.config("a"), world.config("nothing"))
     assert isinstance(error, ReloadFailed)
-    assert f"{{name: nothing}} due to error: cannot read its folder {world.base / 'nothing'}" in error.message
+    assert f"{{name: nothing}} due to error: cannot read the folder {world.base / 'nothing'}" in error.message
 
 
 def test_a_reload_that_takes_too_long_is_taken_back(world: World) -> None:

@@ -290,6 +290,22 @@ def test_an_announced_version_may_start_or_be_withdrawn() -> None:
     ]
 
 
+def test_thousands_of_versions_change_in_one_step() -> None:
+    steps: list[str] = []
+    registry = Registry(lambda model, status: None, lambda models, removed: steps.append(models[0].problem))
+    registry.add_model("m")
+    steps.clear()
+    versions = range(10_000, 0, -1)
+    registry.announce("m", *versions)
+    assert steps == ["version 10000 is START"]
+    registry.start("m", 10_000)
+    registry.fail("m", 10_000, ArtifactError("broken"))
+    steps.clear()
+    registry.withdraw("m", *versions[1:])
+    registry.forget("m", *versions)
+    assert len(steps) == 2 and registry.all_statuses("m") == []
+
+
 def test_forget_drops_only_what_has_ended() -> None:
     registry = new_registry()
     publish(registry, 1)

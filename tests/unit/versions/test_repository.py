@@ -326,8 +326,8 @@ def test_a_missing_folder_is_the_reason_for_not_being_ready(world: World) -> Non
     assert world.registry.problem("m") == f"no version folder (an integer name such as 1) in {world.base}"
     world.base.rmdir()
     world.poll()
-    assert world.registry.problem("m") == f"cannot read its folder {world.base}: No such file or directory"
-    with pytest.raises(VersionNotFound, match="^Could not find any versions of model m: cannot read its folder "):
+    assert world.registry.problem("m") == f"cannot read the folder {world.base}: No such file or directory"
+    with pytest.raises(VersionNotFound, match="^Could not find any versions of model m: cannot read the folder "):
         world.registry.statuses("m")
     world.add("1")
     world.poll()
@@ -406,7 +406,9 @@ def test_a_policy_without_a_version_on_disk_unloads_all_and_says_so(world: World
     world.watcher.configure(world.config(Specific(frozenset({7}))))
     world.poll()
     assert world.serving is None
-    assert world.registry.problem("m") == f"none of the versions it is configured for is in {world.base}"
+    assert (
+        world.registry.problem("m") == f"none of the versions in model_version_policy is in {world.base}, which has 1"
+    )
 
 
 def test_one_version_that_fails_does_not_keep_the_others_from_loading(world: World) -> None:

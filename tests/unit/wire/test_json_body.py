@@ -59,6 +59,9 @@ def parse(body: bytes) -> dict[str, object]:
         (b"", "The body is not JSON: Input is a zero-length, empty document"),
         (b'{"a": 1} x', "The body is not JSON: unexpected content after document"),
         (b"\xef\xbb\xbf{}", "BOM"),
+        (b"\x1f\x8b\x08", "compressed by gzip: send it with the header Content-Encoding: gzip."),
+        ('{"a": 1}'.encode("utf-16"), "encode it as UTF-8."),
+        ('{"a": 1}'.encode("utf-16-be"), "encode it as UTF-8."),
         (b'{"a": \xff}', "The body is not JSON: "),
         (b'{"a": "\\ud800"}', "The body is not JSON: no low surrogate"),
         (b'{"a": 1e400}', "number is infinity"),
@@ -247,7 +250,7 @@ def test_an_answer_ends_each_list_with_the_last_neighbor() -> None:
 
 
 def test_tables_are_listed_with_all_that_is_known() -> None:
-    info = TableInfo("t", 3, 2, "float32", 24, ("a", "b"))
+    info = TableInfo("t", 3, 2, "float32", 24, ("a", "b"), ((0, 1),))
     assert json.loads(encode_tables([info])) == {
         "tables": [
             {
@@ -257,6 +260,7 @@ def test_tables_are_listed_with_all_that_is_known() -> None:
                 "dtype": "float32",
                 "nbytes": 24,
                 "features": ["a", "b"],
+                "unknown_key_rows": [[0, 1]],
             }
         ]
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ def test_no_version_is_the_latest() -> None:
 def test_bytes_that_are_no_message_are_refused() -> None:
     with pytest.raises(MalformedPayload, match="not a valid tensorflow.serving.PredictRequest message"):
         decode_request(b"\xff\xff")
+    with pytest.raises(MalformedPayload, match="message: it is compressed by gzip"):
+        decode_request(gzip.compress(request().SerializeToString()))
 
 
 @pytest.mark.parametrize("label", ["stable", ""])
@@ -122,7 +125,7 @@ def test_a_search_with_everything() -> None:
 
 def test_defaults_are_those_of_json() -> None:
     _, query = decode_search({"table": TABLE, "ids": np.array([1, 2], np.int32)})
-    assert (query.k, query.metric, query.include_self) == (10, "dot", False)
+    assert (query.k, query.metric, query.include_self, query.wants_labels) == (10, "dot", False, False)
     assert query.rows.ids is not None and query.rows.ids.tolist() == [1, 2]
 
 
@@ -131,7 +134,7 @@ def test_defaults_are_those_of_json() -> None:
     [
         ({"ids": np.array([1])}, 'input "table" is missing. Its inputs are: table, ids,'),
         ({"table": TABLE, "id": np.array([1])}, "unknown inputs: id. Its inputs are"),
-        ({"table": TABLE}, 'send one of "ids", "keys" and "vectors"'),
+        ({"table": TABLE}, 'send one of "ids", "keys", "vectors" and "labels"'),
         ({"table": TABLE, "ids": np.array([1]), "keys": np.array([1])}, 'send one of "ids"'),
         (
             {"table": TABLE, "ids": np.array(1)},

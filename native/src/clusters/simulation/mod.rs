@@ -22,7 +22,6 @@ use nodes::Cluster;
 
 type Job = Box<dyn FnOnce()>;
 
-/// Time since the simulation began.
 type Time = Duration;
 
 const fn ms(millis: u64) -> Time {
@@ -39,8 +38,8 @@ struct World {
     num_jobs: u64,
     links: Vec<Link>,
     cluster: Cluster,
-    /// Reads and slot maps that were begun within the waits of a read.
-    num_nested: u32,
+    /// How long the reads and slot maps took that ran within other waits.
+    nested: Time,
     /// One line for each event, for the history of a seed that fails.
     lines: Vec<String>,
 }
@@ -122,6 +121,13 @@ pub(super) fn wait(sockets: &[&Socket], until: Instant) -> Option<Vec<bool>> {
     })
 }
 
+/// Does what itself waits, within the wait of a read perhaps, which may end later by this.
+fn nest(work: impl FnOnce()) {
+    let begun = world(|world| world.now);
+    work();
+    world(|world| world.nested += world.now.saturating_sub(begun));
+}
+
 /// Runs what happens until a time, or until `is_done`.
 fn pass(until: Time, is_done: impl Fn(&World) -> bool) {
     loop {
@@ -157,7 +163,7 @@ impl World {
             num_jobs: 0,
             links: Vec::new(),
             cluster,
-            num_nested: 0,
+            nested: Time::ZERO,
             lines: Vec::new(),
         }
     }

@@ -108,9 +108,10 @@ impl Member {
         self.is_up && !self.is_frozen
     }
 
-    /// Starts the node's process without its keys.
-    pub(super) fn empty(&mut self, history: u64) {
-        (self.blocks, self.stream, self.held, self.log) = Default::default();
+    /// Starts the node's process with the rows that it has saved, or without keys.
+    pub(super) fn start(&mut self, blocks: BTreeMap<usize, Vec<u64>>, history: u64) {
+        (self.stream, self.held, self.log) = Default::default();
+        (self.is_up, self.blocks) = (true, blocks);
         (self.history, self.offset) = (history, 0);
     }
 
@@ -140,6 +141,11 @@ impl Member {
     }
 }
 
+/// Returns the blocks of a shard as they were pushed.
+pub(super) fn blocks_of(shard: usize, owner: &[usize; BLOCKS]) -> BTreeMap<usize, Vec<u64>> {
+    (0..BLOCKS).filter(|block| owner[*block] == shard).map(|block| (block, vec![0; BLOCK_ROWS])).collect()
+}
+
 pub(super) fn shard_of(node: usize) -> usize {
     node / NODES
 }
@@ -160,6 +166,8 @@ pub(super) struct Cluster {
     pub(super) failovers: Vec<(Time, Time, usize)>,
     /// Until when a fault that ends reads lasts, or what follows from it.
     pub(super) ill_until: Time,
+    /// Until when other servers do not know of the replicas of each shard, and write without them.
+    pub(super) unknown_until: [Time; SHARDS],
     /// The other nodes take a node for failed that is silent for this time (cluster-node-timeout).
     pub(super) node_timeout: Time,
     /// Whether all nodes refuse reads while a primary has failed (cluster-require-full-coverage).
@@ -185,10 +193,7 @@ impl Cluster {
             closed_until: Time::ZERO,
             copied_at: Time::ZERO,
             view: view.clone(),
-            blocks: (0..BLOCKS)
-                .filter(|block| owner[*block] == shard_of(node))
-                .map(|block| (block, vec![0; BLOCK_ROWS]))
-                .collect(),
+            blocks: blocks_of(shard_of(node), &owner),
             stream: Vec::new(),
             held: BTreeMap::new(),
             history: shard_of(node) as u64,
@@ -206,6 +211,7 @@ impl Cluster {
             moving,
             failovers: Vec::new(),
             ill_until: Time::ZERO,
+            unknown_until: [Time::ZERO; SHARDS],
             node_timeout: ms(if rng.bool() { 4000 } else { 1000 }),
             needs_all: rng.bool(),
             electing,
@@ -302,9 +308,14 @@ impl World {
     /// lacks slots.
     pub(super) fn is_closed(&self, node: usize) -> bool {
         let member = &self.cluster.nodes[node];
-        let is_cut = !member.has_peers && self.now >= member.heard_at + self.cluster.node_timeout;
         let lacks = self.cluster.needs_all && member.view.primary.iter().any(|primary| member.view.failed[*primary]);
-        is_cut || lacks || self.now < member.closed_until
+        self.is_cut(node) || lacks || self.now < member.closed_until
+    }
+
+    /// Says whether a node knows that it is cut off.
+    pub(super) fn is_cut(&self, node: usize) -> bool {
+        let member = &self.cluster.nodes[node];
+        !member.has_peers && self.now >= member.heard_at + self.cluster.node_timeout
     }
 
     /// Lets a node learn what is so, if it hears the others.

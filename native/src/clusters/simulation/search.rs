@@ -12,16 +12,17 @@
 //! searches others than the tests do.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::super::{Address, Clusters, RemoteDescription, RemoteTable, Want, network, read};
 use super::history::{self, Got, Loss};
 use super::nodes::{
-    BLOCK_ROWS, BLOCKS, Change, NODES, ROW_BYTES, ROWS, SHARDS, SPREAD, VERSIONS, members, shard_of, tag,
+    BLOCK_ROWS, BLOCKS, Change, NODES, ROW_BYTES, ROWS, SHARDS, SPREAD, VERSIONS, blocks_of, members, shard_of, tag,
 };
 use super::server::{self, FRESH, GONE, Shared};
-use super::{Time, WORLD, World, ms, world};
+use super::{Time, WORLD, World, ms, nest, world};
 
 /// How much later than its primary a replica runs changes in a fault.
 const LAG: Time = ms(5000);
@@ -29,7 +30,15 @@ const LAG: Time = ms(5000);
 const OLD_MAPS: Time = ms(3800);
 /// Longest time until a replica has taken over from a failed node, and all nodes know.
 const ELECTION: Time = ms(1500);
+/// For how long a node is silent that stops for a moment: a read asks it again within its time limit.
+const BLINK: Time = ms(300);
+/// How long a node takes to start with what it had saved: longer than from one comparison of replicas to the next.
+const START: Time = ms(700);
+/// For how long other servers do not know of replicas that joined.
+const UNKNOWN: Time = ms(2000);
 const TIMEOUT: Time = ms(1000);
+/// A read succeeds if what ran within its waits took less time.
+const NESTED: Time = ms(50);
 /// How long faults come in each run, and how long the cluster then has until all reads succeed, and until all is written.
 const FAULTS: Time = ms(12_000);
 const CALM: Time = ms(4000);
@@ -41,6 +50,8 @@ struct Run {
     server: Shared,
     history: RefCell<Vec<Got>>,
     depth: Cell<u32>,
+    /// Whether no other read runs within the present one.
+    is_alone: Cell<bool>,
     failure: RefCell<Option<String>>,
     reads: Cell<u32>,
     failed_reads: Cell<u32>,
@@ -92,6 +103,7 @@ fn run_seed(seed: u64, totals: &mut Totals) -> Result<(), String> {
         server: server::start(&clusters),
         history: RefCell::default(),
         depth: Cell::new(0),
+        is_alone: Cell::new(false),
         failure: RefCell::default(),
         reads: Cell::new(0),
         failed_reads: Cell::new(0),
@@ -99,7 +111,7 @@ fn run_seed(seed: u64, totals: &mut Totals) -> Result<(), String> {
     world(World::look_around);
     world(World::ping);
     write(&run);
-    nest(&run);
+    read_within(&run);
     read_elsewhere(&run);
     renew(&run, &clusters);
     fault();
@@ -162,13 +174,12 @@ fn write(run: &Rc<Run>) {
 }
 
 /// Reads within the waits of other reads.
-fn nest(run: &Rc<Run>) {
-    if run.depth.get() > 0 && run.depth.get() < 3 {
+fn read_within(run: &Rc<Run>) {
+    if (1..3).contains(&run.depth.get()) && !run.is_alone.get() {
         let cell = world(|world| world.rng.usize(..2 * ROWS));
-        world(|world| world.num_nested += 1);
-        run.read(&[cell]);
+        nest(|| run.read(&[cell]));
     }
-    again(run, 200, nest);
+    again(run, 200, read_within);
 }
 
 /// Reads a row as another server does that has no cache.
@@ -186,8 +197,7 @@ fn read_elsewhere(run: &Rc<Run>) {
 
 /// Asks for the map of slots each second, as the server's thread does.
 fn renew(run: &Rc<Run>, clusters: &Arc<Clusters>) {
-    world(|world| world.num_nested += 1);
-    clusters.refresh();
+    nest(|| clusters.refresh());
     let (run, clusters) = (Rc::clone(run), Arc::clone(clusters));
     world(|world| world.later(ms(1000), move || renew(&run, &clusters)));
 }
@@ -202,10 +212,15 @@ fn again(run: &Rc<Run>, most_ms: u64, call: fn(&Rc<Run>)) {
 
 impl Run {
     fn read(&self, cells: &[usize]) {
-        let (begun, nested) = world(|world| (world.now, world.num_nested));
+        let (begun, nested) = world(|world| (world.now, world.nested));
         let limit = world(|world| if world.rng.bool() { ms(world.rng.u64(20..1500)) } else { TIMEOUT });
         let is_well = || begun >= world(|world| world.cluster.ill_until);
         let was_well = is_well();
+        // The read within which this one runs may just read the map of slots, and only one read at a time does.
+        let is_outermost = self.depth.get() == 0;
+        if is_outermost {
+            self.is_alone.set(world(|world| world.rng.bool()));
+        }
         self.depth.set(self.depth.get() + 1);
         let of = |version: usize| cells.iter().filter(move |cell| *cell / ROWS == version);
         let ids = |version: usize| of(version).map(|cell| (cell % ROWS) as u64).collect();
@@ -215,11 +230,9 @@ impl Run {
         self.reads.set(self.reads.get() + 1);
         let now = world(|world| world.now);
         let took = now.saturating_sub(begun);
-        let is_alone = world(|world| world.num_nested) == nested;
-        // The read within which this one runs may just read the map of slots, and only one read at a time does.
-        let is_outermost = self.depth.get() == 0;
-        let must_succeed = was_well && is_well() && is_alone && is_outermost && limit >= TIMEOUT;
-        if is_alone && took > limit.min(TIMEOUT) + ms(1) {
+        let nested = world(|world| world.nested).saturating_sub(nested);
+        let must_succeed = was_well && is_well() && is_outermost && nested < NESTED && limit >= TIMEOUT;
+        if took > limit.min(TIMEOUT) + nested + ms(1) {
             self.fail(&format!("a read of at most {limit:?} took {took:?}"));
         }
         for (version, want) in wants.iter().enumerate() {
@@ -280,22 +293,24 @@ fn fault() {
             return;
         }
         let node = world.rng.usize(..SHARDS * NODES);
-        let kind = world.rng.u8(..16);
+        let kind = world.rng.u8(..17);
         let other = (world.rng.u8(..4) == 0).then(|| {
             let node = shard_of(node) * NODES + world.rng.usize(..NODES);
             (node, [0, 1, 2, 3, 4, 5, 6, 10][world.rng.usize(..8)])
         });
         let faults: Vec<(usize, u8)> = std::iter::once((node, kind)).chain(other).collect();
         let has = |kinds: &[u8]| faults.iter().any(|(_, kind)| kinds.contains(kind));
-        let is_ill = has(&[0, 1, 2, 3, 9]) || kind >= 11;
-        if is_ill && world.cluster.moving.iter().any(Option::is_some) {
-            // A replica lacks a key that moves away; if its primary can not be asked, either, the row can not be read.
+        let is_ill = has(&[0, 1, 2, 3, 9]) || (11..16).contains(&kind);
+        if (is_ill || kind == 16) && world.cluster.moving.iter().any(Option::is_some) {
+            // A replica lacks a key that moves away. If its primary can not be asked, either, or does not know which node has
+            // it, the row can not be read.
             return world.later(ms(100), fault);
         }
         let long = match kind {
             15 => world.cluster.node_timeout + OLD_MAPS,
+            16 => world.cluster.node_timeout.saturating_sub(BLINK),
             3 => ms(world.rng.u64(100..15_000)),
-            9 | 11.. => ms(world.rng.u64(100..9000)),
+            9 | 11..15 => ms(world.rng.u64(100..9000)),
             _ => ms(world.rng.u64(100..4000)),
         };
         world.catch_up_all();
@@ -303,7 +318,7 @@ fn fault() {
             // Once a replica has taken over from a primary that is cut off, reads need this node no longer.
             let is_parted = kind == 3 && faults.len() == 1;
             let short = if is_parted { long.min(world.cluster.node_timeout + ELECTION) } else { long };
-            world.cluster.ill_until = world.now + short + CALM;
+            world.cluster.ill_until = world.cluster.ill_until.max(world.now + short + CALM);
         }
         for (node, kind) in faults {
             begin(world, node, kind, long);
@@ -335,6 +350,7 @@ fn begin(world: &mut World, node: usize, kind: u8, long: Time) {
         11 | 12 => freeze_both(world, node, long),
         13 => hold_back(world, node),
         15 => keep_old_maps(world),
+        16 => hide_takeover(world),
         _ => {
             let primary = world.cluster.truth.primary[shard_of(node)];
             (world.cluster.nodes[primary].is_frozen, world.cluster.nodes[primary].wakes) = (true, true);
@@ -354,21 +370,24 @@ fn world_heal() {
 pub(super) fn heal(world: &mut World, node: usize) {
     world.catch_up(node);
     let (now, own) = (world.now, shard_of(node));
-    let is_needed = world.cluster.truth.primary[own] == node;
-    let (resync, history) = (ms(world.rng.u64(..1500)), world.rng.u64(..));
+    let (is_needed, is_cut) = (world.cluster.truth.primary[own] == node, world.is_cut(node));
+    let (resync, history, has_saved) = (ms(world.rng.u64(..1500)), world.rng.u64(..), world.rng.bool());
     let member = &mut world.cluster.nodes[node];
     if !member.is_up {
         if is_needed {
-            world.cluster.ill_until = world.now + CALM;
+            world.cluster.ill_until = world.cluster.ill_until.max(world.now + CALM);
             // A process that is started before a replica has taken over would be an empty primary.
             return world.later(ms(100), move || heal_later(node));
         }
-        // It hears of the takeover before its replicas copy it.
-        (member.is_up, member.view) = (true, world.cluster.truth.clone());
-        member.empty(history);
-        (member.closed_until, member.copied_at) = (now + ms(2000), now + resync);
+        // It hears of the takeover before its replicas copy it. Until it has copied the primary, it answers from what it
+        // had saved long ago, or refuses.
+        let owner = world.cluster.truth.owner;
+        let (blocks, closed) = if has_saved { (blocks_of(own, &owner), START) } else { (BTreeMap::new(), ms(2000)) };
+        member.view = world.cluster.truth.clone();
+        member.start(blocks, history);
+        (member.closed_until, member.copied_at) = (now + closed, now + resync);
     }
-    if !member.has_peers {
+    if is_cut {
         // A node that was cut off refuses commands until it has heard what is so.
         member.closed_until = now + ms(500);
     }
@@ -427,7 +446,19 @@ fn move_key(block: usize, then: Time) {
         let rows = world.cluster.nodes[from].blocks.get(&block).cloned();
         world.write(to, Change::Block { block, rows });
         world.write(from, Change::Block { block, rows: None });
+        if world.cluster.nodes.iter().all(|one| one.slow_us == 0) {
+            // The replicas lack the key then, and the node alone says where the key is.
+            world.later(ms(5), move || blink(from));
+        }
         world.later(then, move || move_slot(block));
+    });
+}
+
+fn blink(node: usize) {
+    world(|world| {
+        world.catch_up_all();
+        world.cluster.nodes[node].is_frozen = true;
+        world.later(BLINK, move || heal_later(node));
     });
 }
 
@@ -449,14 +480,20 @@ fn move_slot(block: usize) {
 }
 
 /// Cuts the replicas of a shard off from its primary, so that they lack changes. Later freezes it, cuts it off from the
-/// reader, or makes it slow.
+/// reader, or makes it slow; at once if other servers do not know of the replicas yet, and do not wait for them.
 fn cut_replicas(world: &mut World, node: usize, long: Time) {
     let primary = world.cluster.truth.primary[shard_of(node)];
     for one in members(shard_of(node)).filter(|one| *one != primary) {
         world.cluster.nodes[one].has_link = false;
     }
-    let (delay, kind) = (long.mul_f64(world.rng.f64()), [1, 2, 4][world.rng.usize(..3)]);
-    let delay = if world.rng.bool() { delay } else { Time::ZERO };
+    let (delay, kind) = match world.rng.u8(..4) {
+        0 => (long.mul_f64(world.rng.f64()), [1, 2, 4][world.rng.usize(..3)]),
+        1 => (Time::ZERO, [1, 2, 4][world.rng.usize(..3)]),
+        _ => {
+            world.cluster.unknown_until[shard_of(node)] = world.now + UNKNOWN;
+            (Time::ZERO, [2, 4][world.rng.usize(..2)])
+        }
+    };
     world.later(delay, move || super::world(|world| begin(world, primary, kind, long)));
 }
 
@@ -505,6 +542,17 @@ fn keep_old_maps(world: &mut World) {
     world.cluster.nodes[first].is_frozen = true;
     let timeout = world.cluster.node_timeout;
     world.later(timeout, move || super::world(|world| world.cluster.nodes[asked].is_frozen = true));
+}
+
+/// Cuts the primary that the reader asks first for the map of slots off from the others, which do not take it for failed. In
+/// the other shard, a replica takes over as planned, and the former primary gets no more changes.
+fn hide_takeover(world: &mut World) {
+    let [asked, before] = [0, 1].map(|shard| world.cluster.truth.primary[shard]);
+    world.cluster.nodes[asked].has_peers = false;
+    let place = world.rng.usize(..NODES - 1);
+    let next = members(1).filter(|node| *node != before).nth(place).expect("a shard has replicas");
+    take_over(world, next);
+    world.cluster.nodes[before].has_link = false;
 }
 
 /// Runs seeds until three have failed; returns a line for each of these.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::super::Clusters;
 use super::nodes::{BLOCK_ROWS, Change, Entry, NODES, ROWS, SHARDS, VERSIONS, View, members, name, shard_of};
-use super::{Time, World, ms, world};
+use super::{Time, World, ms, nest, world};
 
 /// Longest waits for a node's reply to a look at the stream, to a comparison, and to a write.
 const LOOK: Time = ms(200);
@@ -293,11 +293,11 @@ fn note(server: &Shared, node: usize, told: Report, primary: usize, found: Optio
         let mut own = server.borrow_mut();
         let before = own.reports[node].replace(told);
         let is_former = own.primaries[node].is_some_and(|former| former.history == told.history);
-        let as_of = own.as_of[node].max(if told.is_primary {
-            (!is_answered && !is_former).then_some(told.asked)
+        let as_of = if told.is_primary {
+            own.as_of[node].max((!is_answered && !is_former).then_some(told.asked))
         } else {
             has_all(told, before, own.primaries[primary], own.gone[primary], own.as_of[node])
-        });
+        };
         own.as_of[node] = as_of;
         let left = as_of.map_or(Time::ZERO, |as_of| (as_of + FRESH).saturating_sub(world(|world| world.now)));
         let place = name(node);
@@ -306,8 +306,7 @@ fn note(server: &Shared, node: usize, told: Report, primary: usize, found: Optio
     };
     if told.is_primary || (found.is_some() && !is_answered) {
         learn_map(server);
-        world(|world| world.num_nested += 1);
-        clusters.refresh();
+        nest(|| clusters.refresh());
     }
 }
 
@@ -319,7 +318,10 @@ fn has_all(
     gone: Option<Time>,
     as_of: Option<Time>,
 ) -> Option<Time> {
-    let known = known.filter(|known| own.history == known.history && own.offset >= known.offset)?;
+    let as_of = as_of.filter(|_| before.is_none_or(|before| own.offset >= before.offset));
+    let Some(known) = known.filter(|known| own.history == known.history && own.offset >= known.offset) else {
+        return as_of;
+    };
     let Some(as_of) = as_of.filter(|as_of| *as_of >= known.asked && own.asked < *as_of + FRESH) else {
         return as_of.max(Some(known.asked));
     };
@@ -355,7 +357,7 @@ fn hold(server: &Shared, upsert: Upsert) {
             return world(|world| world.later(ms(50), move || hold(&server, upsert)));
         };
         let then = move |server: &Shared, _| write_row(server, upsert, None);
-        await_copies(&server, (node, place), Time::ZERO, then);
+        await_copies(&server, is_other, (node, place), Time::ZERO, then);
     });
 }
 
@@ -369,13 +371,25 @@ fn write_to_stream(world: &mut World, node: usize, change: Change) -> Option<(u6
 }
 
 /// Waits until all replicas have a change, but no longer than `COPY`; `then` is told whether they have it.
-fn await_copies(server: &Shared, place: Place, waited: Time, then: impl FnOnce(&Shared, bool) + 'static) {
-    let is_copied = lacking(&[place]).iter().all(|member| server.borrow().view.failed[*member]);
+fn await_copies(
+    server: &Shared,
+    is_other: bool,
+    place: Place,
+    waited: Time,
+    then: impl FnOnce(&Shared, bool) + 'static,
+) {
+    let is_copied = !lacking(&[place]).into_iter().any(|member| awaits(server, is_other, member));
     if is_copied || waited >= COPY {
         return then(server, is_copied);
     }
     let (server, pause) = (Rc::clone(server), ms(20));
-    world(|world| world.later(pause, move || await_copies(&server, place, waited + pause, then)));
+    world(|world| world.later(pause, move || await_copies(&server, is_other, place, waited + pause, then)));
+}
+
+/// Says whether a server waits for a node: it has not failed, and the server knows of it.
+fn awaits(server: &Shared, is_other: bool, node: usize) -> bool {
+    let is_unknown = is_other && world(|world| world.now < world.cluster.unknown_until[shard_of(node)]);
+    !is_unknown && !server.borrow().view.failed[node]
 }
 
 /// Returns the nodes that lack changes that were written.
@@ -416,7 +430,7 @@ fn write_row(server: &Shared, upsert: Upsert, told: Option<usize>) {
         Some(Ok(row)) => {
             let row = (node, row);
             let then = move |server: &Shared, is_copied| write_entry(server, upsert, row, is_copied);
-            await_copies(&server, row, Time::ZERO, then);
+            await_copies(&server, is_other, row, Time::ZERO, then);
         }
         Some(Err(Some(told))) => write_row(&server, upsert, Some(told)),
         Some(Err(None)) | None => {
@@ -476,16 +490,15 @@ fn write_entry(server: &Shared, upsert: Upsert, row: Place, is_copied: bool) {
     });
 }
 
-/// Ends a change if all replicas have it that have not failed, and writes it again a second later if not. A failed one may
+/// Ends a change if all replicas have it that are waited for, and writes it again a second later if not. A failed one may
 /// come back, and take over before it has copied its primary.
 fn settle(server: &Shared, upsert: Upsert, row: Place, entry: Place) {
-    let view = server.borrow().view.clone();
     let lacking = lacking(&[row, entry]);
     if lacking.is_empty() {
         let now = world(|world| world.now);
         server.borrow_mut().written.get_mut(&(upsert.cell, upsert.number)).expect("the change is known").settled =
             Some(now);
-    } else if !lacking.iter().all(|member| view.failed[*member]) {
+    } else if lacking.into_iter().any(|member| awaits(server, upsert.is_other, member)) {
         let server = Rc::clone(server);
         world(|world| world.later(ms(1000), move || write_row(&server, upsert, None)));
     }

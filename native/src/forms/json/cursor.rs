@@ -20,6 +20,28 @@ const MAX_KEYS: usize = 32;
 /// Maximal number of levels of a nested JSON list; a deeper list is declined, and json/explain.rs refuses it.
 const MAX_LEVELS: usize = 16;
 
+/// Returns the number of bytes before the first quote, backslash or control character, which it finds eight bytes at a
+/// time: byte by byte, the keys of a small request took a tenth of its instructions.
+#[inline]
+fn plain_length(bytes: &[u8]) -> usize {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    // Sets the high bit of each byte that is below `limit`. Bytes behind such a byte may have it set, too, so only the
+    // first one counts.
+    let below = |word: u64, limit: u64| word.wrapping_sub(limit * ONES) & !word & (0x80 * ONES);
+    let mut at = 0;
+    while let Some(word) = bytes.get(at..).and_then(<[u8]>::first_chunk) {
+        let word = u64::from_le_bytes(*word);
+        let is = |byte: u8| below(word ^ (u64::from(byte) * ONES), 1);
+        let ends = is(b'"') | is(b'\\') | below(word, 0x20);
+        if ends != 0 {
+            return at + ends.trailing_zeros() as usize / 8;
+        }
+        at += size_of::<u64>();
+    }
+    let is_end = |byte: &u8| matches!(byte, b'"' | b'\\' | 0..0x20);
+    at + bytes[at..].iter().position(is_end).unwrap_or(bytes.len() - at)
+}
+
 /// A position in a JSON body, at the start of a token. Each method that reads a token also skips the white space behind
 /// it.
 #[derive(Clone)]
@@ -114,18 +136,18 @@ impl<'a> Cursor<'a> {
         }
         let start = self.at;
         let mut has_escapes = false;
+        self.at += 1;
         loop {
-            self.at += 1;
+            self.at += plain_length(self.text.as_bytes().get(self.at..).unwrap_or_default());
             match self.peek() {
                 b'"' => break,
                 b'\\' => {
                     has_escapes = true;
-                    self.at += 1;
+                    self.at += 2;
                 }
                 // The byte is a control character, which a JSON string may not contain, or 0 because the body ends
                 // within the string.
-                0..0x20 => return Err(Declined::Unusual),
-                _ => {}
+                _ => return Err(Declined::Unusual),
             }
         }
         self.at += 1;
@@ -485,7 +507,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::super::document;
     use super::*;
@@ -516,5 +538,19 @@ mod tests {
         assert_eq!(texts.map(read), [true, false]);
         let texts = [0, 1].map(|more| format!("\"{}\"", "{".repeat(document::MAX_DOCUMENT_LISTS + more)));
         assert_eq!(texts.map(read), [true, false]);
+    }
+
+    #[test]
+    fn a_string_ends_at_the_first_byte_that_is_not_plain() {
+        let ends = [0, 1, 0x1f, b'"', b'\\'];
+        for before in 0..20 {
+            for behind in 0..20 {
+                for plain in [b' ', b'!', b'#', b'[', b']', b'a', 0x7f, 0x80, 0xa2, 0xff] {
+                    let bytes = |end: u8| [vec![plain; before], vec![end], vec![b'"'; behind]].concat();
+                    assert!(ends.iter().all(|&end| plain_length(&bytes(end)) == before), "{before} {behind} {plain}");
+                    assert_eq!(plain_length(&vec![plain; before]), before);
+                }
+            }
+        }
     }
 }

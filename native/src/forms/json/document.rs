@@ -13,12 +13,13 @@ use std::collections::HashSet;
 use super::values::{Json, List};
 use crate::forms::built_size::MAX_STRINGS;
 use crate::plan::faults::{self, BoxedFault};
+use crate::plan::foreign::body_hint;
 
 /// A JSON document with more colons is refused; those within strings count, too.
 pub const MAX_DOCUMENT_KEYS: usize = 1 << 18;
 /// A JSON document with more opening brackets and braces is refused; those within strings count, too.
 pub const MAX_DOCUMENT_LISTS: usize = 1 << 19;
-/// A document that is nested deeper is refused.
+/// Lists and objects that are nested deeper are left out: no value that is used may have so many levels.
 const MAX_NESTING: usize = 1024;
 /// Objects with more keys are searched for repeated keys by a hash set.
 const FEW_KEYS: usize = 16;
@@ -28,12 +29,19 @@ const FEW_KEYS: usize = 16;
 /// `is_strict`: NaN and infinity are refused.
 ///
 /// # Errors
-/// The body is empty, not JSON, nested too deeply or not an object, has a key twice, or has too many keys, lists or
+/// The body is empty, not JSON or not an object, has a key twice, or has too many keys, lists or
 /// strings.
 pub fn parse_object(body: &[u8], is_strict: bool) -> Result<Vec<(Cow<'_, str>, Json<'_>)>, BoxedFault> {
     match parse(body, is_strict)? {
         Json::Object(members) => Ok(members),
-        other => Err(faults::json_not_object(&super::shown::shown(&other))),
+        other => {
+            let is_json = |text: &str| text.trim_start().starts_with(['{', '[']);
+            let hint = match &other {
+                Json::Text(text) if is_json(text) => ", and is a string that contains JSON: encode it once",
+                _ => "",
+            };
+            Err(faults::json_not_object(&super::shown::shown(&other), hint))
+        }
     }
 }
 
@@ -69,15 +77,11 @@ fn parse(body: &[u8], is_strict: bool) -> Result<Json<'_>, BoxedFault> {
         }
     };
     let mut scanner = Scanner::new(body);
-    let mut builder = Builder { text, open: Vec::new(), names: Vec::new(), root: None };
+    let mut builder = Builder { text, open: Vec::new(), names: Vec::new(), left_out: 0, root: None };
     match scanner.scan(&mut builder) {
         Ok(()) => {}
         Err(Stop::Fault(problem, at)) => return Err(scanner.fault(problem, at)),
         Err(Stop::Refused(fault)) => return Err(fault),
-        Err(Stop::TooDeep) => {
-            Scanner::new(body).check()?;
-            return Err(faults::json_syntax("nested too deeply"));
-        }
     }
     if is_strict && let Some(word) = scanner.not_finite {
         return Err(faults::json_syntax(&format!("{word} is no JSON, and this server was told to be strict")));
@@ -107,7 +111,6 @@ enum Stop {
     Fault(&'static str, usize),
     /// The document is JSON, and refused.
     Refused(BoxedFault),
-    TooDeep,
 }
 
 type Scanned<T> = Result<T, Stop>;
@@ -155,6 +158,8 @@ struct Builder<'a> {
     open: Vec<Json<'a>>,
     /// For each open object, the name of the member whose value comes next.
     names: Vec<Cow<'a, str>>,
+    /// Number of open lists and objects that are left out.
+    left_out: usize,
     root: Option<Json<'a>>,
 }
 
@@ -175,6 +180,9 @@ impl<'a> Builder<'a> {
 
 impl Sink for Builder<'_> {
     fn value(&mut self, value: Token<'_>) -> Scanned<()> {
+        if self.left_out > 0 {
+            return Ok(());
+        }
         let value = match value {
             Token::Null => Json::Null,
             Token::Bool(value) => Json::Bool(value),
@@ -187,14 +195,22 @@ impl Sink for Builder<'_> {
     }
 
     fn open(&mut self, is_object: bool) -> Scanned<()> {
-        if self.open.len() >= MAX_NESTING {
-            return Err(Stop::TooDeep);
+        if self.left_out > 0 || self.open.len() >= MAX_NESTING {
+            if self.left_out == 0 && matches!(self.open.last(), Some(Json::Object(_))) {
+                self.names.pop();
+            }
+            self.left_out += 1;
+            return Ok(());
         }
         self.open.push(if is_object { Json::Object(Vec::new()) } else { Json::List(List::Ints(Vec::new())) });
         Ok(())
     }
 
     fn close(&mut self) -> Scanned<()> {
+        if self.left_out > 0 {
+            self.left_out -= 1;
+            return Ok(());
+        }
         let Some(value) = self.open.pop() else { return Ok(()) };
         if let Json::Object(members) = &value
             && let Some(name) = repeated(members)
@@ -206,6 +222,9 @@ impl Sink for Builder<'_> {
     }
 
     fn name(&mut self, start: usize, end: usize) {
+        if self.left_out > 0 {
+            return;
+        }
         let name = self.string(start, end);
         self.names.push(name);
     }
@@ -262,6 +281,8 @@ fn unescaped(text: &str) -> String {
 
 /// A scanner of JSON text, which finds the first fault. It does not recurse, so that deep nesting is safe.
 struct Scanner<'t> {
+    body: &'t [u8],
+    /// The part of the body that is read.
     text: &'t [u8],
     at: usize,
     /// For each list or object that is open at the scanner's position, innermost last: whether it is an object.
@@ -275,7 +296,7 @@ impl<'t> Scanner<'t> {
         // rapidjson reads only up to a zero byte.
         let text = memchr::memchr(0, body).map_or(body, |end| &body[..end]);
         let at = if body.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
-        Scanner { text, at, open: Vec::new(), not_finite: None }
+        Scanner { body, text, at, open: Vec::new(), not_finite: None }
     }
 
     /// Returns the error for the first fault of the document.
@@ -291,12 +312,18 @@ impl<'t> Scanner<'t> {
         let is_space = |byte: &&u8| matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
         let (before, rest) = self.text.split_at(at.min(self.text.len()));
         let comes_after_comma = || before.iter().rev().find(|byte| !is_space(byte)) == Some(&b',');
+        let foreign = body_hint(self.body);
         let hint = match rest.first() {
+            _ if !foreign.is_empty() => foreign.to_owned(),
             Some(b'\'') => "; names and strings stand in double quotes".to_owned(),
+            Some(b'a'..=b'z' | b'A'..=b'Z' | b'_') if problem.starts_with("Missing a name") => {
+                "; names and strings stand in double quotes".to_owned()
+            }
             Some(&close @ (b']' | b'}')) if comes_after_comma() => {
                 format!("; remove the comma before the {}", char::from(close))
             }
-            Some(_) if before.iter().all(|byte| is_space(&byte)) => {
+            // The document begins with neither a brace nor a bracket.
+            Some(_) if !matches!(self.text.iter().find(|byte| !is_space(byte)), Some(b'{' | b'[')) => {
                 "; the body must be a JSON object: {...}".to_owned()
             }
             _ => String::new(),
@@ -522,7 +549,7 @@ impl<'t> Scanner<'t> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 
@@ -565,7 +592,20 @@ mod tests {
         let deep = "[".repeat(500_000);
         assert_eq!(text(deep.as_bytes(), false), "JSON Parse error: Invalid value. at offset: 500000");
         let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
-        assert_eq!(text(deep.as_bytes(), false), "JSON Parse error: nested too deeply");
+        assert!(text(deep.as_bytes(), false).ends_with("the request's body must be a JSON object"));
+        let deep = format!("{{\"a\": {}1{}, \"b\": 1}}", "{\"c\": ".repeat(100_000), "}".repeat(100_000));
+        let members = parse_object(deep.as_bytes(), false).expect("valid");
+        assert_eq!(members[1], ("b".into(), Json::Int(1)));
+        for (body, hint) in [
+            (&b"\x1f\x8b\x08\0"[..], "send it with the header Content-Encoding: gzip"),
+            (b"{\0\"\0a\0\"\0", "encode it as UTF-8"),
+            (b"\"{\\\"a\\\": 1}\"", "encode it once"),
+            (b"\"a\"", "must be a JSON object"),
+            (b"features=1", "the body must be a JSON object: {...}"),
+            (b"{features: 1}", "names and strings stand in double quotes"),
+        ] {
+            assert!(text(body, false).ends_with(hint), "{body:?}");
+        }
     }
 
     #[test]

@@ -10,8 +10,6 @@
 //!
 //! Source: R. Giulietti, "The Schubfach way to render doubles" (2021), for the interval.
 
-use std::hint::select_unpredictable;
-
 /// How NaN and infinity, for which JSON has no numbers, are written in JSON answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonFinite {
@@ -43,20 +41,22 @@ impl NonFinite {
 /// Maximal number of bytes that this file's code writes for a float32, with the comma behind the number. The longest
 /// text, such as `-0.000012345679,`, has one byte fewer; `-12345679.0` writes all, because the code stores eight bytes
 /// behind the point.
-const MAX_BYTES: usize = 18;
+pub const MAX_BYTES: usize = 18;
 
 /// Number of floats that are converted to digits before the first of them is written as text. One loop for both steps
-/// took 13 ns a number; two loops take 10 ns, because the processor can overlap more of the shorter iterations.
+/// took 13 ns a number; two loops take 10.4 ns, because the processor can overlap more of the shorter iterations, and
+/// 8.5 ns where AVX2 has vectors for the first one.
 const BLOCK: usize = 16;
 
 /// Number of bits behind the binary point of the fixed-point number [`Scale::step`].
 const POINT: u32 = 60;
 /// If the scaled float x differs from a limit by less than this many units of 2^-60, the comparison is unsure, because
 /// the computed x has an error of up to 2^25 units. (The module's text defines x.)
-const UNSURE: u64 = 1 << 26;
+const UNSURE: i64 = 1 << 26;
 
 const MANTISSA: u32 = 0x7F_FFFF;
 const IMPLICIT: u32 = 0x80_0000;
+const LOW: u64 = u32::MAX as u64;
 const ZEROS: u64 = u64::from_le_bytes(*b"00000000");
 const ZERO_POINT: u64 = u64::from_le_bytes(*b"0.000000");
 
@@ -65,17 +65,11 @@ const ZERO_POINT: u64 = u64::from_le_bytes(*b"0.000000");
 struct Scale {
     /// The factor 2^q 10^-k, which scales a float's mantissa, as a fixed-point number in units of 2^-60, rounded down.
     step: u64,
-    /// A power of ten. Of the scaled floats x of this binary exponent, those below the threshold have one digit fewer
-    /// before the point than the others.
-    threshold: u32,
-    /// The power of ten by which a scaled float x below the threshold is multiplied, so that it has nine digits before
-    /// the point.
-    if_below: u8,
-    /// The power of ten by which a scaled float x that is at least the threshold is multiplied, so that it has nine
-    /// digits before the point.
-    if_above: u8,
-    /// The decimal exponent of the first digit of a float whose scaled value x is at least `threshold`.
-    exponent: i8,
+    /// Three constants in one word, so that a vector has those of several floats. The lowest 32 bits: a power of ten; of
+    /// the scaled floats x of this binary exponent, those below this threshold have one digit fewer before the point than
+    /// the others. The next 16 bits: the power of ten by which an x that is at least the threshold is multiplied, so that
+    /// it has nine digits before the point. The highest 16 bits: the decimal exponent of the first digit of such a float.
+    packed: u64,
 }
 
 /// The constants that convert a float32 to decimal digits; the index is the biased exponent of the float32.
@@ -85,7 +79,7 @@ const fn scales() -> [Scale; 256] {
     // With 123 bits behind the point, the rounding errors of 150 doublings or halvings stay far below the last of the
     // 60 bits that are kept.
     const ONE: u128 = 1 << 123;
-    let mut table = [Scale { step: 0, threshold: 0, if_below: 0, if_above: 0, exponent: 0 }; 256];
+    let mut table = [Scale { step: 0, packed: 0 }; 256];
     let (mut step, mut exponent, mut biased) = (ONE, 0, 150);
     while biased < 256 {
         table[biased] = scale(step, exponent);
@@ -110,28 +104,23 @@ const fn scales() -> [Scale; 256] {
 }
 
 /// Returns the [`Scale`] of floats whose factor 2^q 10^-k is `step`, in units of 2^-123.
-#[allow(clippy::cast_possible_truncation)] // A step is below 10.
-const fn scale(step: u128, k: i8) -> Scale {
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // A step is below 10; and the exponent's bits.
+const fn scale(step: u128, k: i64) -> Scale {
     let step = (step >> (123 - POINT)) as u64;
-    // `Scale::threshold` is 10^7 if the scaled float of the smallest mantissa, 2^23, is below 10^7; else it is 10^8.
+    // The threshold is 10^7 if the scaled float of the smallest mantissa, 2^23, is below 10^7; else it is 10^8.
     let is_short = (step as u128) << 23 < 10_000_000 << POINT;
-    Scale {
-        step,
-        threshold: if is_short { 10_000_000 } else { 100_000_000 },
-        if_below: if is_short { 100 } else { 10 },
-        if_above: if is_short { 10 } else { 1 },
-        exponent: if is_short { k + 7 } else { k + 8 },
-    }
+    let (threshold, factor, exponent) = if is_short { (10_000_000, 10, k + 7) } else { (100_000_000, 1, k + 8) };
+    Scale { step, packed: threshold | factor << 32 | (exponent as u64) << 48 }
 }
 
-/// A float32 with the shortest decimal digits that read back as the same float32.
-#[derive(Clone, Copy, Default)]
-struct Decimal {
-    number: f32,
-    /// The shortest decimal digits of the float, with zeros appended up to nine digits, as an integer.
-    digits: u32,
-    /// Decimal exponent of the float's first digit; [`RARE`] if the crate zmij must write the float.
-    exponent: i32,
+/// The shortest decimal digits that read back as the same float32s, with zeros appended up to nine digits.
+#[derive(Default)]
+struct Decimals {
+    first_digits: [u32; BLOCK],
+    /// The other eight digits of each float, each digit in a byte, the first of them in the lowest byte.
+    eight_digits: [u64; BLOCK],
+    /// Decimal exponent of each float's first digit; [`RARE`] if the crate zmij must write the float.
+    exponents: [i32; BLOCK],
 }
 
 const RARE: i32 = i32::MAX;
@@ -144,22 +133,50 @@ pub fn write_row<const SIZE: usize>(
     non_finite: NonFinite,
     out: &mut Vec<u8>,
 ) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        return unsafe { write_by_avx2(bytes, value, non_finite, out) };
+    }
+    write_blocks(bytes, value, non_finite, out);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn write_by_avx2<const SIZE: usize>(
+    bytes: &[u8],
+    value: impl Fn([u8; SIZE]) -> f32,
+    non_finite: NonFinite,
+    out: &mut Vec<u8>,
+) {
+    write_blocks(bytes, value, non_finite, out);
+}
+
+#[inline(always)]
+fn write_blocks<const SIZE: usize>(
+    bytes: &[u8],
+    value: impl Fn([u8; SIZE]) -> f32,
+    non_finite: NonFinite,
+    out: &mut Vec<u8>,
+) {
     let (numbers, _) = bytes.as_chunks::<SIZE>();
     if numbers.is_empty() {
         return;
     }
     out.reserve(numbers.len() * MAX_BYTES);
     let mut length = out.len();
-    let mut decimals = [Decimal::default(); BLOCK];
+    let mut floats = [0.0; BLOCK];
+    let mut decimals = Decimals::default();
     for block in numbers.chunks(BLOCK) {
-        for (&number, decimal) in block.iter().zip(&mut decimals) {
-            *decimal = nine_digits(value(number));
+        for (&number, float) in block.iter().zip(&mut floats) {
+            *float = value(number);
         }
-        for &decimal in &decimals[..block.len()] {
+        decimals.set(&floats);
+        for (at, &number) in floats[..block.len()].iter().enumerate() {
             debug_assert!(out.capacity() - length >= MAX_BYTES);
             // SAFETY: `out` has space for MAX_BYTES bytes for each number, and no earlier number wrote more, so this
             // number's text fits.
-            length += unsafe { write(decimal, non_finite, out.as_mut_ptr().add(length)) };
+            length += unsafe { write(number, &decimals, at, non_finite, out.as_mut_ptr().add(length)) };
         }
     }
     // SAFETY: the texts of the numbers have initialised `length` bytes, within the capacity of `out`. The last byte, a
@@ -167,53 +184,74 @@ pub fn write_row<const SIZE: usize>(
     unsafe { out.set_len(length - 1) };
 }
 
-/// Returns the shortest decimal digits of a float, and their exponent. For zero, NaN, infinity and subnormals the
-/// digits are meaningless, and the exponent makes [`write`] leave the float to zmij.
-#[inline(always)]
-#[allow(clippy::cast_possible_truncation)] // Below 2^24 times 10; and the bits behind the point, on purpose.
-fn nine_digits(number: f32) -> Decimal {
-    let bits = number.to_bits();
-    let scale = &SCALES[(bits >> 23 & 0xFF) as usize];
-    // The scaled float x as a fixed-point number, with 64 bits behind the binary point.
-    let x = u128::from((bits & MANTISSA | IMPLICIT) << 4) * u128::from(scale.step);
-    let whole = (x >> 64) as u32;
-    let rest = x as u64;
+impl Decimals {
+    /// Sets the shortest decimal digits of floats. For zero, NaN, infinity and subnormals the digits are meaningless, and
+    /// the exponent, or zeros as digits, make [`write`] leave the float to zmij.
+    ///
+    /// The compiler makes vector instructions of this loop, so its products are of numbers below 2^32, its comparisons are
+    /// signed, and it divides by multiplications.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation, reason = "a digit, and the sign-extended exponent")]
+    fn set(&mut self, floats: &[f32; BLOCK]) {
+        let scales = floats.map(|float| SCALES[(float.to_bits() >> 23 & 0xFF) as usize]);
+        let unsure = -UNSURE..UNSURE;
+        for at in 0..BLOCK {
+            let (bits, Scale { step, packed }) = (floats[at].to_bits(), scales[at]);
+            // The scaled float x as a fixed-point number, with 64 bits behind the binary point.
+            let mantissa = u64::from((bits & MANTISSA | IMPLICIT) << 4);
+            let lower = mantissa * (step & LOW);
+            let upper = mantissa * (step >> 32) + (lower >> 32);
+            let (whole, rest) = (upper >> 32, upper << 32 | lower & LOW);
 
-    let tens = (whole + 5) / 10 * 10;
-    let nearest = whole + (rest >> 63) as u32;
-    // `distance` is the distance of the scaled float x from the nearest multiple of ten, at most 5; `half` is a half of
-    // 2^q 10^-k. Both are in units of 2^-60.
-    let beyond = u64::from(whole).wrapping_sub(u64::from(tens)) << POINT | rest >> 4;
-    let distance = beyond.cast_signed().unsigned_abs();
-    let half = scale.step / 2;
-    let digits = select_unpredictable(distance < half, tens, nearest);
+            let tens = tenth(whole + 5) * 10;
+            let nearest = whole + (rest >> 63);
+            // `distance` is the distance of the scaled float x from the nearest multiple of ten, at most 5; `half` is a
+            // half of 2^q 10^-k. Both are in units of 2^-60.
+            let beyond = (whole.wrapping_sub(tens) << POINT | rest >> 4).cast_signed();
+            let distance = if beyond < 0 { -beyond } else { beyond };
+            let half = (step >> 1).cast_signed();
+            let digits = if distance < half { tens } else { nearest };
 
-    let is_below = digits < scale.threshold;
-    let factor = select_unpredictable(is_below, scale.if_below, scale.if_above);
-    let is_unsure = distance.wrapping_sub(half - UNSURE) < 2 * UNSURE
-        || (rest >> 4).wrapping_sub((1 << (POINT - 1)) - UNSURE) < 2 * UNSURE
-        || bits & MANTISSA == 0;
-    Decimal {
-        number,
-        digits: digits * u32::from(factor),
-        exponent: if is_unsure { RARE } else { i32::from(scale.exponent) - i32::from(is_below) },
+            let is_below = digits.cast_signed() < (packed & LOW).cast_signed();
+            let factor = (packed >> 32 & 0xFFFF) * if is_below { 10 } else { 1 };
+            let beyond_middle = (rest >> 4).cast_signed() - (1 << (POINT - 1));
+            let is_unsure =
+                unsure.contains(&(distance - half)) || unsure.contains(&beyond_middle) || bits & MANTISSA == 0;
+            let exponent = (packed.cast_signed() >> 48) as i32 - i32::from(is_below);
+            self.exponents[at] = if is_unsure { RARE } else { exponent };
+            let digits = (digits & LOW) * factor;
+            let upper = ten_thousandth(digits);
+            let first = ten_thousandth(upper);
+            self.first_digits[at] = first as u32;
+            self.eight_digits[at] = one_digit_a_byte((digits - upper * 10_000) << 32 | (upper - first * 10_000));
+        }
     }
 }
 
-/// Writes a float32 as text and a comma at `at`; returns how many bytes these are, at most [`MAX_BYTES`].
+/// Returns a tenth, rounded down, of a number below 2^32.
+#[inline(always)]
+fn tenth(number: u64) -> u64 {
+    ((number & LOW) * 0xCCCC_CCCD) >> 35
+}
+
+/// Returns a ten-thousandth, rounded down, of a number below 2^32.
+#[inline(always)]
+fn ten_thousandth(number: u64) -> u64 {
+    ((number & LOW) * 0xD1B7_1759) >> 45
+}
+
+/// Writes the float32 with this index in `decimals` as text and a comma at `to`; returns how many bytes these are, at most
+/// [`MAX_BYTES`].
 ///
 /// # Safety
-/// [`MAX_BYTES`] bytes may be written at `at`.
+/// [`MAX_BYTES`] bytes may be written at `to`.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // The comments below give upper bounds.
-unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
-    let Decimal { number, digits, exponent } = decimal;
-    let upper = digits / 10_000;
-    let first = upper / 10_000;
-    let ones = one_digit_a_byte(upper - first * 10_000, digits - upper * 10_000);
+unsafe fn write(number: f32, decimals: &Decimals, at: usize, non_finite: NonFinite, to: *mut u8) -> usize {
+    let (first, ones, exponent) = (decimals.first_digits[at], decimals.eight_digits[at], decimals.exponents[at]);
     if !(-6..=7).contains(&exponent) || ones == 0 {
-        // SAFETY: the caller promises that MAX_BYTES bytes at the address `at` may be written.
-        return unsafe { write_rare(number, non_finite, at) };
+        // SAFETY: the caller promises that MAX_BYTES bytes at the address `to` may be written.
+        return unsafe { write_rare(number, non_finite, to) };
     }
     // `count` is the number of decimal digits of the float, from 2 to 9.
     let count = 9 - ones.swap_bytes().trailing_zeros() as usize / 8;
@@ -228,37 +266,28 @@ unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
     // SAFETY: the stores end at or before index sign + before + zeros + 2 + 8, which is at most MAX_BYTES. The comma's
     // index is at most sign + count + zeros + 1, which is below MAX_BYTES.
     unsafe {
-        at.write(b'-');
-        let at = at.add(sign);
+        to.write(b'-');
+        let to = to.add(sign);
         // Each store writes eight bytes, also if the text has fewer; the next store overwrites the bytes that are too
         // many.
-        store(ZERO_POINT, at);
-        at.add(start).write(b'0' + first as u8);
-        store(eight, at.add(start + 1));
-        at.add(before + 1).write(b'.');
-        store(eight >> (8 * before), at.add(before + zeros + 2));
+        let store = |bytes: u64, at: usize| to.add(at).cast::<[u8; 8]>().write_unaligned(bytes.to_le_bytes());
+        store(ZERO_POINT, 0);
+        to.add(start).write(b'0' + first as u8);
+        store(eight, start + 1);
+        to.add(before + 1).write(b'.');
+        store(eight >> (8 * before), before + zeros + 2);
         let end = count.max(before + 2) + zeros + 1;
-        at.add(end).write(b',');
+        to.add(end).write(b',');
         sign + end + 1
     }
 }
 
-/// Writes the eight bytes of an integer to the address `at`, the lowest byte first.
-///
-/// # Safety
-/// Eight bytes may be written at `at`.
+/// Returns the eight digits of two numbers below 10,000, of which the first lies in the low half of `fours`: each digit in
+/// a byte, the first digit in the lowest byte.
 #[inline(always)]
-unsafe fn store(bytes: u64, at: *mut u8) {
-    // SAFETY: the caller promises that eight bytes at the address `at` may be written; the write needs no alignment.
-    unsafe { at.cast::<[u8; 8]>().write_unaligned(bytes.to_le_bytes()) };
-}
-
-/// Returns the eight digits of two numbers below 10,000, each digit in a byte, the first digit in the lowest byte.
-#[inline(always)]
-fn one_digit_a_byte(first_four: u32, last_four: u32) -> u64 {
+fn one_digit_a_byte(fours: u64) -> u64 {
     // Each number n becomes n / 100 in its low half and n % 100 in its high half; then each half is split by 10 in the
     // same way.
-    let fours = u64::from(last_four) << 32 | u64::from(first_four);
     let upper = ((fours * 10_486) >> 20) & 0x7F_0000_007F;
     let twos = (fours << 16) - upper * ((100 << 16) - 1);
     let upper = ((twos * 103) >> 10) & 0x000F_000F_000F_000F;
@@ -284,10 +313,8 @@ unsafe fn write_rare(number: f32, non_finite: NonFinite, at: *mut u8) -> usize {
     text.len() + 1
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use proptest::prelude::*;
 
     use super::*;
@@ -345,9 +372,11 @@ mod tests {
         let mut used = 0;
         for number in of_all_exponents().into_iter().chain(widest) {
             let mut buffer = [UNTOUCHED; 2 * MAX_BYTES];
+            let mut decimals = Decimals::default();
+            decimals.set(&[number; BLOCK]);
             // SAFETY: `buffer` has twice MAX_BYTES bytes, so the test can write a number of at most MAX_BYTES bytes
             // there.
-            let length = unsafe { write(nine_digits(number), NonFinite::Tokens, buffer.as_mut_ptr()) };
+            let length = unsafe { write(number, &decimals, 0, NonFinite::Tokens, buffer.as_mut_ptr()) };
             assert!(length <= MAX_BYTES, "{number:e}");
             assert_eq!(buffer[length - 1], b',', "{number:e}");
             used = used.max(2 * MAX_BYTES - buffer.iter().rev().take_while(|&&byte| byte == UNTOUCHED).count());
@@ -376,41 +405,5 @@ mod tests {
             let numbers: Vec<f32> = (0..1 << 12).map(|lower| f32::from_bits(upper << 12 | lower)).collect();
             assert_as_zmij(&numbers);
         }
-    }
-
-    #[test]
-    #[ignore = "a measurement, in --release with --nocapture"]
-    fn time_of_a_number() {
-        // Each test number is a sum of twelve uniform random numbers, and so has nearly the standard normal
-        // distribution.
-        let mut random = fastrand::Rng::with_seed(1);
-        let count = 128 * 160;
-        let numbers: Vec<f32> = (0..count).map(|_| (0..12).map(|_| random.f32()).sum::<f32>() - 6.0).collect();
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        let mut out = Vec::new();
-        let mut best = |write: &dyn Fn(&mut Vec<u8>)| {
-            let mut best = Duration::MAX;
-            for _ in 0..2000 {
-                out.clear();
-                let start = Instant::now();
-                write(&mut out);
-                best = best.min(start.elapsed());
-            }
-            best.as_secs_f64() * 1e9 / f64::from(count)
-        };
-        let ours = best(&|out| {
-            for row in bytes.chunks(4 * 160) {
-                out.push(b'[');
-                write_row(row, f32::from_le_bytes, NonFinite::Tokens, out);
-                out.extend_from_slice(b"],");
-            }
-        });
-        let zmijs = best(&|out| {
-            for &number in &numbers {
-                plain(number, out);
-                out.push(b',');
-            }
-        });
-        println!("{ours:.1} ns a number; zmij {zmijs:.1} ns");
     }
 }

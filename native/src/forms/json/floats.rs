@@ -5,7 +5,7 @@
 //! crate zmij writes the same digits as orjson.
 
 use super::float32_text;
-pub use super::float32_text::NonFinite;
+pub use super::float32_text::{MAX_BYTES, NonFinite};
 use crate::plan::DataType;
 
 /// Bytes of JSON text that `write_each` reserves for an element and the comma behind it.
@@ -268,7 +268,7 @@ fn write_bytes(bytes: &[u8], as_bytes: bool, out: &mut Vec<u8>) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -11,6 +11,6 @@ pub mod outputs;
 pub mod reader;
 pub mod shown;
 pub mod tensors;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests;
 pub mod values;

@@ -3,9 +3,7 @@
 
 use std::borrow::Cow;
 
-use smallvec::SmallVec;
-
-use crate::plan::Declined;
+use crate::plan::{Declined, Dims};
 
 /// Maximal number of levels of nested lists in a tensor. A tensor with more levels is left to the other reader, which
 /// reads up to 64 levels.
@@ -59,7 +57,7 @@ const OPEN: usize = usize::MAX;
 pub struct Nested<'a> {
     leaves: Leaves<'a>,
     /// For each depth in the JSON value, the length of the first list at this depth.
-    sizes: SmallVec<[usize; 4]>,
+    sizes: Dims,
     /// For each depth in the JSON value, whether the lists at this depth have different lengths.
     is_uneven: [bool; MAX_DEPTH],
     /// Depth of the JSON value's leaves, which are the elements that are no lists; None before the first leaf is added.
@@ -191,7 +189,7 @@ impl<'a> Nested<'a> {
 
     /// Returns the leaves and sizes of the tensor that the value forms; None if lists of one depth differ in length.
     #[must_use]
-    pub fn into_dense(self) -> Option<(Leaves<'a>, SmallVec<[usize; 4]>)> {
+    pub fn into_dense(self) -> Option<(Leaves<'a>, Dims)> {
         let is_even = !self.is_uneven.contains(&true);
         is_even.then_some((self.leaves, self.sizes))
     }

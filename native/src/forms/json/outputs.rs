@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::floats::{NonFinite, write_numbers, write_string, write_strings};
+use super::floats::{MAX_BYTES, NonFinite, write_numbers, write_string, write_strings};
 use crate::forms::record::Recording;
 use crate::forms::{Answered, Call};
 use crate::plan::faults;
@@ -18,8 +18,6 @@ const SMALL_BODY_BYTES: usize = 8 << 10;
 /// An answer with more numbers is written on the thread pool for large work, because writing a number as text takes 10
 /// to 20 ns.
 const SMALL_NUMBERS: usize = 4096;
-/// Bytes of JSON text that are reserved for each number of an answer.
-const NUMBER_BYTES: usize = 12;
 
 /// How the JSON body of an answer arranges the outputs of the signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,10 +52,11 @@ pub fn check_numbers(effort: Effort<'_>, count: usize) -> Result<(), Declined> {
     Ok(())
 }
 
-/// Returns an empty buffer with capacity for the JSON text of `count` numbers.
+/// Returns an empty buffer with capacity for the JSON text of `count` numbers: usually they take two thirds of it, and
+/// with less a buffer that is nearly full would grow, which copies it.
 #[must_use]
 pub fn text_buffer(count: usize) -> Vec<u8> {
-    Vec::with_capacity(count.saturating_mul(NUMBER_BYTES).saturating_add(64))
+    Vec::with_capacity(count.saturating_mul(MAX_BYTES).saturating_add(64))
 }
 
 /// Runs a signature on the inputs of a request, and writes all its outputs.

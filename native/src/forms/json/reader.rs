@@ -217,7 +217,7 @@ fn row<'a>(cursor: &mut Cursor<'a>, columns: &mut Vec<Column<'a>>, row: usize) -
     if count == columns.len() { Ok(()) } else { Err(Declined::Unusual) }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use proptest::prelude::*;
     use serde_json::Value;

@@ -148,7 +148,7 @@ fn bytes<'a, N: TryFrom<i64>, const SIZE: usize>(
     Ok(Data::Bytes(bytes))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::small_float;
     use crate::plan::DataType::{Bfloat16, Float16};

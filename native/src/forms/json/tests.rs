@@ -7,7 +7,6 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::reader::read_lookup;
 use crate::forms::{Call, Version, lookup_json, table_rows, tensorflow_json};
 use crate::plan::tests::{feature, input, is_fault, output, servable, toy};
 use crate::plan::{Declined, Effort, ModelRoutes, Routes, Servable};
@@ -292,48 +291,5 @@ proptest! {
                 prop_assert!(serde_json::from_slice::<Value>(&bytes).is_ok());
             }
         }
-    }
-}
-
-/// Returns the `:lookup` body of the benchmark's workload W1, for 1 row, or W2, for 128 rows.
-fn bench_body(rows: usize) -> String {
-    let mut random = fastrand::Rng::with_seed(1);
-    let mut ids = |size: i64, count: usize| (0..count).map(|_| random.i64(0..size)).collect::<Vec<_>>();
-    let (users, items) = (ids(10_000, rows), ids(10_000, rows));
-    let tags: Vec<_> = (0..rows).map(|row| ids(5_000, if rows == 1 { 1 } else { 1 + row * 7 % 20 })).collect();
-    json!({"features": {"item": items, "user": users, "tags": tags}}).to_string()
-}
-
-#[test]
-#[ignore = "a measurement"]
-fn time_of_requests() {
-    let inputs = [
-        input("user", "int64", json!([null]), true),
-        input("item", "int64", json!([null]), true),
-        input("tags__values", "int64", json!([null]), true),
-        input("tags__row_splits", "int64", json!([null]), true),
-    ];
-    let features = [
-        feature("user", 0, json!({})),
-        feature("item", 1, json!({"table": 1})),
-        feature("tags", 2, json!({"row_splits": 3, "combiner": "mean", "table": 2})),
-    ];
-    let outputs = [output("user", &[0], false), output("item", &[1], false), output("tags", &[2], false)];
-    let signature = json!({"name": "lookup", "kind": "lookup", "max_rows": null, "graph": null,
-        "inputs": inputs, "features": features, "outputs": outputs});
-    let routes = routes(servable(json!([signature]), &[(10_000, 64), (10_000, 64), (5_000, 32)]));
-    for (name, rows) in [("W1", 1), ("W2", 128)] {
-        let body = bench_body(rows);
-        let time_once = |work: &dyn Fn() -> usize| {
-            let start = std::time::Instant::now();
-            std::hint::black_box(work());
-            start.elapsed()
-        };
-        let best = |work: &dyn Fn() -> usize| (0..20_000 / rows).map(|_| time_once(work)).min().expect("some");
-        let whole = best(&|| ask(&routes, Form::Lookup, Effort::Any, body.as_bytes()).expect("an answer").len());
-        let reading = best(&|| read_lookup(body.as_bytes()).expect("plain").features.len());
-        let by_tree =
-            best(&|| serde_json::from_str::<Value>(&body).expect("plain").as_object().map_or(0, serde_json::Map::len));
-        println!("{name}: {whole:?}, of it reading {reading:?}; serde_json's Value alone {by_tree:?}");
     }
 }

@@ -10,8 +10,7 @@ use serde_json::json;
 use super::*;
 use crate::forms::protobuf::write_delimited;
 use crate::forms::tensor_proto::tests::ProstTensor;
-use crate::plan::tests::is_fault;
-use crate::plan::tests::{feature, input, output, servable, toy};
+use crate::plan::tests::{is_fault, output, toy};
 use crate::plan::{
     DataType, Description, Graph, GraphOutput, GraphRequest, GraphResult, ModelRoutes, Notes, OutputData, Routes,
     VersionMemory,
@@ -346,70 +345,5 @@ proptest! {
         if let Ok(answered) = answer(&call(&routes, false), &message) {
             prop_assert!(ProstResponse::decode(answered.body).is_ok());
         }
-    }
-}
-
-/// Returns a servable with the table sizes of the benchmark. Signature "w1" takes single ids; "lookup" takes single and
-/// ragged ids.
-fn benchmark_servable() -> Servable {
-    let inputs = ["user", "item", "tag", "tags__values", "tags__row_splits"];
-    let inputs = inputs.map(|name| input(name, "int64", json!([null]), true));
-    let ragged = json!({"table": 2, "row_splits": 4, "combiner": "mean"});
-    let signature = json!({"name": "lookup", "kind": "lookup", "max_rows": null, "graph": null,
-        "inputs": inputs,
-        "features": [feature("user", 0, json!({})), feature("item", 1, json!({"table": 1})),
-            feature("tag", 2, json!({"table": 2})), feature("tags", 3, ragged)],
-        "outputs": [output("user", &[0], false), output("item", &[1], false), output("tag", &[2], false),
-            output("tags", &[3], false)]});
-    servable(json!([signature]), &[(300_000, 64), (200_000, 64), (50_000, 32)])
-}
-
-fn benchmark_request(rows: usize) -> ProstRequest {
-    let drawn = |count, size| ids(&(0..count).map(|_| fastrand::i64(..size)).collect::<Vec<_>>());
-    if rows == 1 {
-        return request(&[("user", drawn(1, 300_000)), ("item", drawn(1, 200_000)), ("tag", drawn(1, 50_000))]);
-    }
-    let mut splits = vec![0];
-    for row in 0..rows {
-        splits.push(splits[row] + fastrand::i64(5..16));
-    }
-    let num_tags = usize::try_from(splits[rows]).expect("small");
-    request(&[
-        ("user", drawn(rows, 300_000)),
-        ("item", drawn(rows, 200_000)),
-        ("tags__values", drawn(num_tags, 50_000)),
-        ("tags__row_splits", ids(&splits)),
-    ])
-}
-
-#[test]
-#[ignore = "a measurement: cargo test --release --lib -- --ignored --nocapture speed_of_predict"]
-fn speed_of_predict_proto() {
-    let routes = routes_to(benchmark_servable());
-    fastrand::seed(7);
-    for (name, rows, repeats) in [("W1", 1, 4000), ("W2", 128, 400), ("W3", 4096, 20)] {
-        let messages: Vec<Vec<u8>> = (0..64).map(|_| benchmark_request(rows).encode_to_vec()).collect();
-        let best_of = |run: &dyn Fn(&[u8])| {
-            let times = (0..30).map(|_| {
-                let started = Instant::now();
-                for message in messages.iter().cycle().take(repeats) {
-                    run(std::hint::black_box(message));
-                }
-                started.elapsed() / u32::try_from(repeats).expect("few")
-            });
-            times.min().expect("some")
-        };
-        let call = Call { max_response_bytes: 1 << 30, ..call(&routes, false) };
-        let servable = routes.find("m", Version::Latest).expect("it");
-        let whole = best_of(&|message| {
-            std::hint::black_box(answer(&call, message).map(|answered| answered.body.len())).expect("an answer");
-        });
-        let reading = best_of(&|message| {
-            std::hint::black_box(read(message, &servable.signatures()[0], Effort::Any)).expect("plain");
-        });
-        let spec = best_of(&|message| {
-            std::hint::black_box(ModelSpec::of_request(message)).map(|_| ()).expect("a spec");
-        });
-        println!("{name}: {whole:?} in all, {reading:?} to read the tensors and {spec:?} the spec");
     }
 }

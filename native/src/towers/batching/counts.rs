@@ -19,9 +19,7 @@ pub struct Limits {
 /// A histogram: the number of values in each bucket, the last of which is above all limits, and the sum of all values.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Histogram<T> {
-    /// Number of values in each bucket.
     pub counts: Vec<u64>,
-    /// The sum of all values.
     pub sum: T,
 }
 
@@ -38,7 +36,6 @@ impl<T: Copy + Default + PartialOrd + std::ops::AddAssign> Histogram<T> {
 pub struct Counts {
     #[serde(skip)]
     limits: Limits,
-    /// Number of batches that were run.
     pub num_runs: u64,
     /// Number of requests in these batches; a request that is split counts in each of its batches.
     pub num_requests: u64,

@@ -19,17 +19,9 @@ pub enum InputKind {
     /// The input has one element for each row.
     Rows,
     /// The input has one element for each id of a ragged feature; the row splits are in the input of this index.
-    Ids {
-        /// Index of the input with the row splits.
-        splits: usize,
-    },
+    Ids { splits: usize },
     /// The input has the weights of a ragged feature: one for each id, or none, if each id has weight 1.
-    Weights {
-        /// Index of the input with the row splits.
-        splits: usize,
-        /// Index of the input with the ids.
-        ids: usize,
-    },
+    Weights { splits: usize, ids: usize },
     /// The input has the row splits of a ragged feature.
     Splits {
         /// Whether the graph is fed a sparse matrix, which has as many columns as the longest row has values.
@@ -89,7 +81,6 @@ impl OwnedInputs {
         OwnedInputs(kinds.map(|(index, kind)| Some(owned(*kind, inputs.get(index)?))).collect())
     }
 
-    /// Returns the inputs in the form that a graph takes.
     pub fn borrowed(&self) -> Inputs<'_> {
         self.0.iter().map(|tensor| tensor.as_ref().map(borrow)).collect()
     }

@@ -9,7 +9,7 @@ mod joining;
 mod parameters;
 mod queue;
 mod scheduler;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests;
 
 use std::fmt;

@@ -10,17 +10,13 @@ use serde::Deserialize;
 pub struct Parameters {
     /// Maximal number of rows of a request; without splitting, also of a batch.
     pub max_batch_size: usize,
-    /// Microseconds for which a batch that is not full waits for more requests.
     pub batch_timeout_micros: u64,
     /// Maximal number of waiting batches; 0 means 1, as in TensorFlow Serving.
     pub max_enqueued_batches: usize,
     /// The sizes to which batches are padded, in ascending order; empty: batches are not padded.
     pub allowed_batch_sizes: Vec<usize>,
-    /// Whether inputs of unequal inner sizes share a batch, padded to the largest size.
     pub pad_variable_length_inputs: bool,
-    /// Whether a request may be spread over several batches.
     pub enable_large_batch_splitting: bool,
-    /// Number of rows with which a batch is full.
     pub max_execution_batch_size: usize,
 }
 

@@ -16,7 +16,6 @@ const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The part of a request that runs in one batch: its rows from `begin` to `end`.
 #[derive(Debug)]
 pub struct Task<C> {
-    /// The request.
     pub call: Arc<C>,
     /// First row of the request in this batch.
     pub begin: usize,
@@ -34,15 +33,12 @@ impl<C> Task<C> {
     }
 }
 
-/// A request in a batch queue.
 pub trait Queued {
     /// The type of a request's group: requests of equal groups may share a batch.
     type Group: PartialEq;
 
-    /// Returns the number of rows of the request, at least 1.
     fn rows(&self) -> usize;
 
-    /// Returns the group of the request.
     fn group(&self) -> &Self::Group;
 }
 
@@ -66,7 +62,6 @@ pub struct BatchQueue<C> {
 }
 
 impl<C: Queued> BatchQueue<C> {
-    /// Returns an empty queue.
     pub fn new(parameters: Arc<Parameters>) -> Self {
         BatchQueue { parameters, batches: VecDeque::new(), is_closing: false }
     }
@@ -76,7 +71,6 @@ impl<C: Queued> BatchQueue<C> {
         self.is_closing = is_closing;
     }
 
-    /// Says whether no batch waits.
     pub fn is_empty(&self) -> bool {
         self.batches.is_empty()
     }

@@ -43,7 +43,6 @@ struct Inner<C> {
     state: Mutex<State<C>>,
     changed: Condvar,
     num_threads: usize,
-    /// The beginning of the threads' names.
     name: String,
 }
 
@@ -83,7 +82,6 @@ impl<C: BatchCall> Scheduler<C> {
         Arc::new(Scheduler { inner: Arc::new(inner) })
     }
 
-    /// Adds a queue, and returns its number.
     pub fn add_queue(&self, parameters: Arc<Parameters>) -> u64 {
         let mut state = self.inner.lock();
         let number = state.next_queue;
@@ -92,7 +90,6 @@ impl<C: BatchCall> Scheduler<C> {
         number
     }
 
-    /// Removes a queue, in which no request waits.
     pub fn remove_queue(&self, number: u64) {
         let queue = self.inner.lock().queues.remove(&number);
         drop(queue);
@@ -137,13 +134,12 @@ impl<C: BatchCall> Scheduler<C> {
         self.inner.lock().counts.rejected(Code::DeadlineExceeded);
     }
 
-    /// Returns the counts of batches since the scheduler was made.
     pub fn counts(&self) -> Counts {
         self.inner.lock().counts.clone()
     }
 
     /// Runs one ready batch in the calling thread; returns false if no batch is ready.
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "model")))]
     pub fn run_ready(&self, now: Instant) -> bool {
         let mut dropped = Vec::new();
         let taken = self.inner.lock().take(now, &mut dropped);

@@ -295,6 +295,32 @@ def test_an_added_lookup_adds_as_the_graph_does_and_is_compared_with_its_rows(tm
     assert "the rows that 'serving_default' gathers" in compared
 
 
+def test_an_added_lookup_of_a_sum_that_the_graph_scales_by_one_adds_up(tmp_path: Path) -> None:
+    # The factor changes denormal numbers, and the sum has then the bits of the order in which segment_mean adds.
+    module = tf.Module()
+    module.films = tf.Variable(np.random.default_rng(1).standard_normal((50_001, 4)).astype(np.float32))
+
+    def summed(values: Any, splits: Any) -> Any:
+        lengths = tf.cast(splits[1:] - splits[:-1], tf.int32)
+        films = tf.gather(module.films, values)
+        return tf.math.segment_sum(films, tf.repeat(tf.range(tf.size(lengths)), lengths)) * 1.0
+
+    vector = tf.TensorSpec([None], tf.int64)
+
+    def twice(v: Any, s: Any) -> dict[str, Any]:
+        vectors = summed(v, s)
+        return {"twice": tf.concat([vectors, vectors * 2], 1)}
+
+    signature = tf.function(twice).get_concrete_function(vector, vector)
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures=signature)
+    artifact = adopt(tmp_path / "saved", out=tmp_path / "out", measure=False)
+    ids, splits = np.array([3, 7, 7, 11]), np.array([0, 1, 4])
+    wanted = module.films.numpy()
+    sums = [wanted[3].tolist(), (wanted[7] + wanted[7] + wanted[11]).tolist()]
+    (feature,) = manifest_of(artifact).signatures["lookup"].features.values()
+    assert served(artifact, "lookup", {feature.ids: ids, str(feature.row_splits): splits}) == {"v": sums}
+
+
 def test_ids_that_read_no_row_are_told_and_looked_up_by_tensorflow(tmp_path: Path) -> None:
     module = tf.Module()
     module.films = tf.Variable(np.arange(40, dtype=np.float32).reshape(20, 2))
@@ -389,3 +415,25 @@ def test_what_is_found_can_be_given_other_names(
 def test_names_that_do_not_fit_are_refused(tf2_model: Path, tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ExportError, match=message):
         adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out")
+
+
+def test_a_lookup_may_answer_the_vectors_of_a_row_side_by_side(tmp_path: Path) -> None:
+    # The rows that the score gathers are compared with the lookup's answers, vector by vector.
+    module = tf.Module()
+    module.film = tf.Variable(FILMS)
+    specs = [tf.TensorSpec([None, 2], tf.int64, "film")]
+    flat = tf.function(lambda film: {"flat": tf.reshape(tf.gather(module.film, film), [-1, 4])}, specs)
+    score = tf.function(lambda film: {"score": tf.reduce_sum(tf.gather(module.film, film), [1, 2])}, specs)
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures={"flat": flat, "score": score})
+    manifest = manifest_of(adopt(tmp_path / "1", out=tmp_path / "adopted", measure=False))
+    assert {name: entry.kind for name, entry in manifest.signatures.items()} == {"flat": "lookup", "score": "predict"}
+
+
+@pytest.mark.parametrize("shape", [(None, None, None), (None, None, 3), (None, 3, None)])
+def test_ids_may_leave_several_sizes_open(tmp_path: Path, shape: tuple[int | None, ...]) -> None:
+    module = tf.Module()
+    module.film = tf.Variable(FILMS)
+    rows = tf.function(lambda film: {"rows": tf.gather(module.film, film)}, [tf.TensorSpec(shape, tf.int64, "film")])
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures={"rows": rows})
+    manifest = manifest_of(adopt(tmp_path / "1", out=tmp_path / "adopted", measure=False))
+    assert "rows" in manifest.signatures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from loadtest.foreign.models import all_models
+from loadtest.foreign.random_building import constructed
+from loadtest.foreign.random_models import Construction, Feature, Table
 from model_export.adoption.key_graph import FORMS, Fixed, Hashed, Known, NotRead, Shifted, Within
 from model_export.errors import ExportError
 from service.artifact.hashes import fingerprint64
@@ -92,10 +95,10 @@ MATRIX: dict[str, tuple[Apply, str]] = {
         "L:! K:! W:! V:V Q:! N:!",
         lambda op, x, p: op(indices=[p["L"]], data=[x]),
     ),
-    "AsString": (lambda raw, x, p: raw.AsString(input=x), "L:L K:K W:! V:! Q:! N:!"),
+    "AsString": (lambda raw, x, p: raw.AsString(input=x), "L:! K:K W:! V:! Q:! N:!"),
     "StringToHashBucketFast": (
         lambda raw, x, p: raw.StringToHashBucketFast(input=raw.AsString(input=x), num_buckets=9),
-        "L:L K:K W:!",
+        "L:! K:K W:!",
     ),
     "LookupTableFindV2": (
         lambda raw, x, p: raw.LookupTableFindV2(table_handle=p["table"], keys=x, default_value=np.int64(0)),
@@ -105,7 +108,7 @@ MATRIX: dict[str, tuple[Apply, str]] = {
     **{
         op: row
         for ops, told in (
-            ("FloorMod FloorDiv", "L:L K:K W:! V:! Q:! N:!"),
+            ("FloorMod FloorDiv", "L:! K:K W:! V:! Q:! N:!"),
             ("Add AddV2 Sub", "L:L K:K W:W V:! Q:! N:N"),
             ("Maximum Minimum Less LessEqual Greater GreaterEqual Equal NotEqual", "L:L K:K W:W V:! Q:! N:N"),
             ("Mul", "L:L K:K W:W V:V Q:! N:N"),
@@ -320,16 +323,29 @@ def test_outputs_side_by_side_and_means_that_end_early_are_described(tmp_path: P
         ("module_ragged_sum", "tag", {"combiner": "sum"}),
         ("module_segment_sum", "tag", {"combiner": "sum", "trailing_empty_rows": "cut", "summation": "four_lanes"}),
         ("module_unsorted_segment_mean", "tag", {"combiner": "mean"}),
-        (
-            "ragged_safe_default_row_of_sparse",
-            "mean",
-            {"combiner": "mean", "on_bad_id": "drop_negative", "on_empty_row": "default_row"},
-        ),
-        ("ragged_safe_of_sparse", "sum", {"combiner": "sum", "on_bad_id": "drop_negative", "summation": "blocks_of_8"}),
     ],
 )
 def test_policies_are_found_by_trying(tmp_path: Path, name: str, read: str, expected: dict[str, Any]) -> None:
-    found = discovered(tmp_path, name)
+    has_policies(discovered(tmp_path, name), read, expected)
+
+
+@pytest.mark.parametrize(
+    ("combiner", "expected"),
+    [
+        ("safe_default_mean", {"combiner": "mean", "on_bad_id": "drop_negative", "on_empty_row": "default_row"}),
+        ("safe_sum", {"combiner": "sum", "on_bad_id": "drop_negative", "summation": "blocks_of_8"}),
+    ],
+)
+def test_policies_of_a_safe_lookup_are_found_by_trying(tmp_path: Path, combiner: str, expected: dict[str, Any]) -> None:
+    # The models of the zoo have six such features each.
+    tag, table = Feature("tag", "int64", "ragged", (), combiner, "t"), Table("t", 500, 16)
+    features = (tag, replace(tag, name="weighted", weights=True))
+    constructed(Construction("safe", "module", features, (table,), "none")).build(tmp_path / "1", lambda count: count)
+    has_policies(discover(tmp_path / "1"), "tag", expected)
+
+
+def has_policies(found: Discovery, read: str, expected: dict[str, Any]) -> None:
+    """Fails if a feature of serving_default has other fields than expected, or if a description is not exact."""
     feature = entries(found)["serving_default"].features[read]
     for field, value in expected.items():
         assert getattr(feature, field) == value, field
@@ -695,3 +711,199 @@ def test_a_lookup_gives_the_bits_of_tensorflow(versions: tuple[Path, Path], name
             assert found.shape == wanted.shape
             same = (found.view(np.uint32) == wanted.view(np.uint32)) | (np.isnan(found) & np.isnan(wanted))
             assert same.all(), (row, found[~same.all(1)][:3], wanted[~same.all(1)][:3])
+
+
+def total(tf: Any, rows: Any, splits: Any) -> Any:
+    """Adds up the vectors of each row."""
+    return tf.math.unsorted_segment_sum(rows, row_numbers(tf, splits), tf.size(splits) - 1)
+
+
+def zero_if(tf: Any, condition: Any, vectors: Any) -> Any:
+    """Makes vectors zero where a condition holds."""
+    return tf.where(condition[:, None], tf.zeros_like(vectors), vectors)
+
+
+def norm(tf: Any, rows: Any) -> Any:
+    return tf.norm(rows, axis=1)
+
+
+# Graphs that treat few sizes, weights or rows apart, none of which is near a constant of the graph: what each makes of
+# the table, values, row splits, row lengths and weights.
+APART: dict[str, Callable[..., Any]] = {
+    "first_ids": lambda tf, t, v, s, n, w: tf.gather(t, v[:100]),
+    "last_ids": lambda tf, t, v, s, n, w: tf.gather(t, v[-100:]),
+    "first_rows": lambda tf, t, v, s, n, w: total(tf, tf.gather(t, v), s)[:100],
+    "segments_at_most": lambda tf, t, v, s, n, w: tf.math.unsorted_segment_sum(
+        tf.gather(t, v), tf.minimum(row_numbers(tf, s), 99), tf.size(s) - 1
+    ),
+    "many_rows": lambda tf, t, v, s, n, w: zero_if(tf, n < tf.size(n, tf.int64) - 300, total(tf, tf.gather(t, v), s)),
+    "lengths_divided": lambda tf, t, v, s, n, w: zero_if(tf, n // 7 > 5, total(tf, tf.gather(t, v), s)),
+    "lengths_shifted": lambda tf, t, v, s, n, w: zero_if(tf, n - 30 > 25, total(tf, tf.gather(t, v), s)),
+    "lengths_of_int8": lambda tf, t, v, s, n, w: zero_if(tf, tf.cast(n, tf.int8) < 0, total(tf, tf.gather(t, v), s)),
+    "reciprocal_lengths": lambda tf, t, v, s, n, w: zero_if(
+        tf, 1 / tf.cast(n, tf.float32) < 0.01, total(tf, tf.gather(t, v), s)
+    ),
+    "mean_by_float16": lambda tf, t, v, s, n, w: tf.math.divide_no_nan(
+        total(tf, tf.gather(t, v), s), tf.cast(tf.cast(n, tf.float16), tf.float32)[:, None]
+    ),
+    "clipped_weights": lambda tf, t, v, s, n, w: total(
+        tf, tf.gather(t, v) * (tf.minimum(w * 0.5, 8.0) * 2.0)[:, None], s
+    ),
+    "squared_weights": lambda tf, t, v, s, n, w: total(
+        tf, tf.gather(t, v) * tf.where(tf.square(w) > 0, w, 0.0)[:, None], s
+    ),
+    "weights_that_are_numbers": lambda tf, t, v, s, n, w: total(
+        tf, tf.gather(t, v) * tf.where(w == w, w, 0.0)[:, None], s
+    ),
+    "weights_above_zero": lambda tf, t, v, s, n, w: total(tf, tf.gather(t, v) * tf.maximum(w, 0.0)[:, None], s),
+    "reciprocal_norms": lambda tf, t, v, s, n, w: total(
+        tf, zero_if(tf, 1 / norm(tf, tf.gather(t, v)) < 0.001, tf.gather(t, v)), s
+    ),
+    "scaled_norms": lambda tf, t, v, s, n, w: total(
+        tf, zero_if(tf, norm(tf, tf.gather(t, v)) * 0.001 > 5, tf.gather(t, v)), s
+    ),
+}
+
+
+def test_what_treats_few_requests_or_rows_apart_is_no_lookup(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.table = tf.Variable(tf.ones([40, 4]))
+    dtypes = {"ids": tf.int64, "splits": tf.int64, "weights": tf.float32}
+
+    def signature(name: str) -> Any:
+        wanted = list(dtypes)[: 1 if "ids" in name else 3 if "weights" in name else 2]
+
+        def run(**inputs: Any) -> Any:
+            ids, splits, weights = (inputs.get(key) for key in dtypes)
+            lengths = None if splits is None else splits[1:] - splits[:-1]
+            return {"vectors": APART[name](tf, module.table, ids, splits, lengths, weights)}
+
+        return tf.function(run).get_concrete_function(**{key: tf.TensorSpec([None], dtypes[key]) for key in wanted})
+
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures={name: signature(name) for name in APART})
+    found = entries(discover(tmp_path / "1"))
+    assert {name for name, entry in found.items() if entry.kind == "lookup"} == set()
+    assert not found["first_ids"].features and not found["last_ids"].features
+
+
+def saved(folder: Path, signatures: dict[str, tuple[Callable[..., Any], list[Any]]], rows: int = 5000) -> Path:
+    """Saves a module with a table: each signature is a function of the table and the inputs, and their specs."""
+    module = tf.Module()
+    module.table = tf.Variable(np.random.default_rng(7).standard_normal((rows, 4)).astype(np.float32))
+    functions = {
+        name: tf.function(
+            lambda *inputs, compute=compute: {"vectors": compute(module.table, *inputs)},
+            input_signature=[tf.TensorSpec(shape, dtype, key) for key, shape, dtype in specs],
+            autograph=False,
+        )
+        for name, (compute, specs) in signatures.items()
+    }
+    tf.saved_model.save(module, str(folder), signatures=functions)
+    return folder
+
+
+PLACES: dict[str, Callable[[Any, Any], Any]] = {
+    "head": lambda tf, ids: ids[:, :30],
+    "tail": lambda tf, ids: ids[:, -30:],
+    "between": lambda tf, ids: ids[:, 3:40],
+    "every_second": lambda tf, ids: ids[:, ::2],
+    "last": lambda tf, ids: ids[:, -1],
+    "sliced": lambda tf, ids: tf.slice(ids, [0, 0], [-1, tf.minimum(tf.shape(ids)[1], 30)]),
+    "gathered": lambda tf, ids: tf.gather(ids, tf.range(tf.minimum(tf.shape(ids)[1], 30)), axis=1),
+}
+
+
+def test_ids_at_some_places_of_a_row_are_no_lookup(tmp_path: Path) -> None:
+    def reading(choose: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return lambda table, ids: tf.gather(table, choose(tf, ids))
+
+    spec = [("ids", [None, None], tf.int64)]
+    signatures = {name: (reading(choose), spec) for name, choose in PLACES.items()}
+    found = entries(discover(saved(tmp_path / "1", signatures | {"all": (reading(lambda tf, ids: ids), spec)})))
+    assert {name for name, entry in found.items() if entry.features} == {"all"}
+
+
+def test_distinct_ids_are_no_lookup(tmp_path: Path) -> None:
+    def counted(table: Any, ids: Any) -> Any:
+        distinct, places = tf.unique(ids)
+        share = tf.cast(tf.size(distinct), tf.float32) / tf.cast(tf.maximum(tf.size(ids), 1), tf.float32)
+        return tf.gather(tf.gather(table, distinct), places) * share
+
+    def restored(table: Any, ids: Any) -> Any:
+        distinct, places = tf.unique(ids)
+        return tf.gather(tf.gather(table, distinct), places)
+
+    def plain(table: Any, ids: Any) -> Any:
+        return tf.gather(table, tf.unique(ids)[0])
+
+    spec = [("ids", [None], tf.int64)]
+    functions = {"counted": counted, "restored": restored, "plain": plain}
+    found = entries(discover(saved(tmp_path / "1", {name: (one, spec) for name, one in functions.items()})))
+    assert {name for name, entry in found.items() if entry.kind == "lookup"} == {"restored"}
+    # The rows that the share is multiplied with are looked up.
+    assert {name for name, entry in found.items() if entry.features} == {"restored", "counted"}
+
+
+def test_features_whose_row_splits_the_graph_checks_are_described(tmp_path: Path) -> None:
+    # TensorFlow lets each check wait for the one before it, of whatever input.
+    def means(table: Any, *inputs: Any) -> Any:
+        ragged = [tf.RaggedTensor.from_row_splits(*inputs[at : at + 2], validate=True) for at in (0, 2, 4)]
+        return tf.concat([tf.reduce_sum(tf.gather(table, ids), 1) for ids in ragged], 1)
+
+    specs = [(f"{name}_{part}", [None], tf.int64) for name in "abc" for part in ("ids", "splits")]
+    (entry,) = entries(discover(saved(tmp_path / "1", {"sums": (means, specs)}))).values()
+    assert entry.kind == "lookup"
+    assert {lookup.row_splits for lookup in entry.features.values()} == {"a_splits", "b_splits", "c_splits"}
+
+
+def test_a_signature_with_a_default_for_ids_is_no_lookup(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.table = tf.Variable(tf.ones([40, 4]))
+
+    usual = tf.constant([1, 2], tf.int64)
+
+    def both(ids: Any, more: Any = usual) -> Any:
+        return {"one": tf.gather(module.table, ids), "other": tf.gather(module.table, more)}
+
+    specs = [tf.TensorSpec([None], tf.int64, name) for name in ("ids", "more")]
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures={"both": tf.function(both, input_signature=specs)})
+    (found,) = discover(tmp_path / "1").signatures
+    assert found.entry.kind == "predict" and found.entry.features.keys() == {"ids", "more"}
+    assert found.reason.startswith("input 'more' has a default")
+
+
+def test_rows_of_another_shape_are_cut_from_the_graph(tmp_path: Path) -> None:
+    shapes: dict[str, Callable[[Any], Any]] = {
+        "pairs": lambda rows: tf.reshape(rows, [-1, 8]),
+        "flat": lambda rows: tf.reshape(rows, [-1]),
+        "squeezed": lambda rows: tf.squeeze(rows),
+        "apart": lambda rows: tf.expand_dims(rows, 1),
+        "same": lambda rows: tf.reshape(rows, [-1, 4]),
+    }
+
+    def reading(name: str) -> Callable[[Any, Any], Any]:
+        return lambda table, ids: shapes[name](tf.gather(table, ids))
+
+    spec = [("ids", [None], tf.int64)]
+    found = entries(discover(saved(tmp_path / "1", {name: (reading(name), spec) for name in shapes})))
+    assert {name for name, entry in found.items() if entry.kind == "lookup"} == {"same"}
+    assert {name for name, entry in found.items() if entry.features} == {*shapes}
+
+
+def test_a_variable_in_parts_by_columns_stays_with_tensorflow(tmp_path: Path) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        ids = v1.placeholder(tf.int64, [None], "ids")
+        whole = v1.get_variable("whole", [40, 4])
+        parts = v1.get_variable("apart", [40, 4], partitioner=v1.fixed_size_partitioner(2, axis=1))
+        session.run(v1.global_variables_initializer())
+        builder = v1.saved_model.Builder(str(tmp_path / "1"))
+        rows = {"whole": tf.gather(whole, ids), "apart": tf.concat([tf.gather(part, ids) for part in parts], 1)}
+        signatures = {
+            name: v1.saved_model.predict_signature_def({"ids": ids}, {"rows": one}) for name, one in rows.items()
+        }
+        builder.add_meta_graph_and_variables(session, ["serve"], signatures)
+        builder.save()
+    found = discover(tmp_path / "1")
+    assert {name: entry.kind for name, entry in entries(found).items()} == {"whole": "lookup", "apart": "predict"}
+    assert [*found.tables.values()] == ["whole"]

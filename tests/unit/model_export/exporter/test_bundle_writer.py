@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
+from model_export.exporter.versions import existing_versions, new_version_folder
 from service.artifact.bundle import read_bundle, read_records
 from tests.toy_model import masked_crc32c, stored_numbers, write_bundle
 
@@ -128,3 +130,20 @@ def test_tensorflow_reads_what_is_copied_from_several_shards(tf: Any, tmp_path: 
     # A partitioned tensor that is left out of the new checkpoint leaves no records of its parts in the index.
     keys = read_records((tmp_path / "made.index").read_bytes())
     assert sum(key.startswith(b"\0") for key in keys) == 2
+
+
+def test_the_first_is_1_and_then_the_number_after_the_highest(tmp_path: Path) -> None:
+    base = tmp_path / "model"
+    assert new_version_folder(base, None) == base / "1"
+    for name in ("1", "10", "2", ".tmp-99", "notes"):
+        (base / name).mkdir(parents=True)
+    assert existing_versions(base) == [1, 2, 10]
+    assert new_version_folder(base, None) == base / "11"
+    assert new_version_folder(base, 5) == base / "5"
+
+
+@pytest.mark.parametrize(("version", "message"), [(3, "never overwritten"), (0, "positive"), (-1, "positive")])
+def test_a_version_that_can_not_be_written_is_refused(tmp_path: Path, version: int, message: str) -> None:
+    (tmp_path / "3").mkdir()
+    with pytest.raises(ExportError, match=message):
+        new_version_folder(tmp_path, version)

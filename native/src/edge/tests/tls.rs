@@ -1,17 +1,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use _native::edge::{Limits, Wire, server_config};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use crate::edge::{Access, Caller, Limits, Wire, server_config};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::access::callers;
-use crate::grpc::{call, framed, request};
-use crate::setup::{PREDICT, Setup, limits, until};
+use super::grpc::{call, framed};
+use super::setup::{PREDICT, Setup, limits, until};
 
 const NAMES: &str = "x-embedding-server-names";
 
@@ -22,16 +21,6 @@ fn identity() -> Identity {
 }
 
 fn client(trusted: &Identity, own: Option<&Identity>) -> TlsConnector {
-    let own = own.map(|own| (own, vec![CertificateDer::clone(own.cert.der())]));
-    connector(trusted, own)
-}
-
-/// Returns a TLS connector for a client that shows a chain of certificates; the first one is the client's own.
-fn with_chain(trusted: &Identity, own: &Identity, chain: Vec<CertificateDer<'static>>) -> TlsConnector {
-    connector(trusted, Some((own, chain)))
-}
-
-fn connector(trusted: &Identity, own: Option<(&Identity, Vec<CertificateDer<'static>>)>) -> TlsConnector {
     let mut roots = RootCertStore::empty();
     roots.add(trusted.cert.der().clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -41,9 +30,9 @@ fn connector(trusted: &Identity, own: Option<(&Identity, Vec<CertificateDer<'sta
         .with_root_certificates(roots);
     let mut config = match own {
         None => builder.with_no_client_auth(),
-        Some((own, chain)) => {
+        Some(own) => {
             let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(own.signing_key.serialize_der()));
-            builder.with_client_auth_cert(chain, key).unwrap()
+            builder.with_client_auth_cert(vec![own.cert.der().clone()], key).unwrap()
         }
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
@@ -61,28 +50,6 @@ async fn ask(setup: &Setup, connector: &TlsConnector, path: &str) -> Result<Stri
 }
 
 #[tokio::test]
-async fn certificates_change_while_connections_stay() {
-    let setup = Setup::start().await;
-    let (old, new) = (identity(), identity());
-    let config = |one: &Identity| {
-        let key = one.signing_key.serialize_pem();
-        server_config(one.cert.pem().as_bytes(), key.as_bytes(), None, &[b"h2"]).unwrap()
-    };
-    setup.server().set_tls(Wire::Grpc, Some(config(&old)));
-    let stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
-    let stream = client(&old, None).connect(ServerName::try_from("localhost").unwrap(), stream).await.unwrap();
-    let (sender, connection) = h2::client::handshake(stream).await.unwrap();
-    tokio::spawn(connection);
-    setup.server().set_tls(Wire::Grpc, Some(config(&new)));
-    assert_eq!(ask(&setup, &client(&new, None), PREDICT).await.unwrap(), "core Predict 5 hello");
-    assert!(ask(&setup, &client(&old, None), PREDICT).await.is_err());
-    let (response, mut body) = sender.clone().send_request(request(PREDICT, &[]), false).unwrap();
-    body.send_data(framed(b"x"), true).unwrap();
-    assert_eq!(crate::grpc::read(response).await.unwrap().status(), "0");
-    until("the failed handshake is counted", || setup.count(|s| s.handshakes_failed.clone(), "grpc") == 1).await;
-}
-
-#[tokio::test]
 async fn client_certificates_are_asked_for_and_told_to_the_reference() {
     let setup = Setup::start().await;
     let (own, friend, stranger) = (identity(), identity(), identity());
@@ -95,9 +62,10 @@ async fn client_certificates_are_asked_for_and_told_to_the_reference() {
     assert_eq!(ask(&setup, &client(&own, Some(&friend)), "/echo").await.unwrap(), "hello");
     assert!(!setup.seen.headers.lock().unwrap().contains_key(NAMES));
     // The first two names are the DNS name and the common name in the test's certificates, which rcgen makes.
-    let names = [("DNS:localhost", "m"), ("CN:rcgen self signed cert", "m"), ("CN:stranger", "m")];
-    for (name, model) in names {
-        setup.server().set_access(callers(&[("", name, model)]));
+    for name in ["DNS:localhost", "CN:rcgen self signed cert", "CN:stranger"] {
+        let (certificates, models) = (vec![name.to_owned()], vec!["m".to_owned()]);
+        let caller = Caller { digests: Vec::new(), certificates, models, name: String::new(), seen: Vec::new() };
+        setup.server().set_access(Access::new(&[caller]).unwrap());
         assert_eq!(ask(&setup, &client(&own, Some(&friend)), "/echo").await.unwrap(), "hello");
         let is_known = name != "CN:stranger";
         if is_known {
@@ -190,21 +158,6 @@ async fn a_client_may_send_each_byte_in_its_own_record() {
     let mut got = [0; 15];
     stream.read_exact(&mut got).await.unwrap();
     assert_eq!(&got, b"HTTP/1.1 200 OK");
-}
-
-#[tokio::test]
-async fn long_chains_of_certificates_are_refused() {
-    let setup = Setup::start().await;
-    let (own, friend, stranger) = (identity(), identity(), identity());
-    let key = own.signing_key.serialize_pem();
-    let authority = friend.cert.pem();
-    let config = server_config(own.cert.pem().as_bytes(), key.as_bytes(), Some(authority.as_bytes()), &[b"h2"]);
-    setup.server().set_tls(Wire::Grpc, Some(config.unwrap()));
-    for (count, is_answered) in [(3, true), (4, false)] {
-        let mut chain = vec![CertificateDer::clone(friend.cert.der())];
-        chain.extend(vec![CertificateDer::clone(stranger.cert.der()); count]);
-        assert_eq!(ask(&setup, &with_chain(&own, &friend, chain), PREDICT).await.is_ok(), is_answered, "{count}");
-    }
 }
 
 #[tokio::test]

@@ -2,11 +2,11 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use _native::edge::{Health, Limits, Wire};
+use crate::edge::{Health, Limits, Wire};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::setup::{PREDICT, Setup, limits, until};
-use crate::{grpc, http};
+use super::setup::{PREDICT, Setup, limits, until};
+use super::{grpc, http};
 
 const HANG: &str = "/tensorflow.serving.PredictionService/hang";
 const HANG_HTTP: &str = "/v1/models/m/tables/hang:neighbors";
@@ -185,8 +185,8 @@ async fn a_refused_http_connection_stays_open_and_is_read_more_slowly_than_other
     let [num_refused, num_answered] = counts.map(|count| count.load(SeqCst));
     floods.iter().for_each(tokio::task::JoinHandle::abort);
     // A refusal is cheaper than an answer, so without the pauses there would be more of them. How many fewer there are
-    // depends on how busy the machine is.
-    assert!(num_refused > 0 && num_refused < num_answered, "{num_refused} {num_answered}");
+    // depends on how busy the machine is; if it is so busy that each answer waits as long as a pause, there are as many.
+    assert!(num_refused > 0 && num_refused <= num_answered, "{num_refused} {num_answered}");
 }
 
 fn few_bytes() -> Limits {

@@ -2,8 +2,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use crate::setup::{PREDICT, Setup, until};
-use crate::{grpc, http};
+use super::setup::{PREDICT, Setup, until};
+use super::{grpc, http};
 
 #[tokio::test]
 async fn a_drain_lets_open_requests_end() {
@@ -26,8 +26,8 @@ async fn a_drain_lets_open_requests_end() {
 async fn a_drain_under_load_loses_nothing() {
     let mut setup = Setup::start().await;
     let server = Arc::new(setup.server.take().unwrap());
-    let address = server.addresses(_native::edge::Wire::Http)[0];
-    let grpc_address = server.addresses(_native::edge::Wire::Grpc)[0];
+    let address = server.addresses(crate::edge::Wire::Http)[0];
+    let grpc_address = server.addresses(crate::edge::Wire::Grpc)[0];
     let all_served = Arc::new(AtomicUsize::new(0));
     let mut clients = tokio::task::JoinSet::new();
     for _ in 0..4 {

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use _native::edge::{Config, Dispatch, Limits, Listen, Method, Server, Target, Wire};
-use _native::forms::{Answered, Call, Version};
-use _native::plan::{Declined, Effort, Servable, VersionMemory};
+use crate::edge::{Config, Dispatch, Limits, Listen, Method, Server, Target, Wire};
+use crate::forms::{Answered, Call, Version};
+use crate::plan::{Declined, Effort, Servable, VersionMemory};
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Full};
@@ -192,7 +192,7 @@ impl Setup {
         self.grpc_reference = Some(tokio::spawn(grpc_reference(listener, Arc::clone(&self.seen))));
     }
 
-    pub fn count(&self, of: impl Fn(&_native::edge::Snapshot) -> Vec<(&'static str, u64)>, name: &str) -> u64 {
+    pub fn count(&self, of: impl Fn(&crate::edge::Snapshot) -> Vec<(&'static str, u64)>, name: &str) -> u64 {
         let all = of(&self.server().statistics());
         all.into_iter().find(|(known, _)| *known == name).unwrap().1
     }

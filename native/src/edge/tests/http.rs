@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use _native::edge::{Cors, Limits, Wire};
+use crate::edge::{Cors, Limits, Wire};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::setup::{MAX_REQUEST_BYTES, Setup, limits, until};
+use super::setup::{MAX_REQUEST_BYTES, Setup, limits, until};
 
 pub async fn connect(setup: &Setup) -> SendRequest<Full<Bytes>> {
     let stream = TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
