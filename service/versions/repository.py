@@ -58,6 +58,8 @@ class ModelWatcher:
         self._folder = ModelFolder(config.name, rules, self.look_again)
         self._announced: set[int] = set()
         self._failures: dict[int, Failure] = {}
+        # Versions whose folder has changed since they failed. So has that of a version which is just being removed.
+        self._copied_again: set[int] = set()
         # Damaged version -> the fingerprint of its folder with the damage; the version is loaded again when its folder
         # has another one.
         self._damaged: dict[int, Fingerprint] = {}
@@ -277,12 +279,13 @@ class ModelWatcher:
     def _forget(self, found: Mapping[int, Path], wanted: list[int]) -> None:
         # The status of a failed version is removed only when its folder is gone, even if the policy does not want the
         # version any more.
-        gone = (self._failures.keys() | self._damaged.keys()) - found.keys()
+        self._withdraw(self._announced - set(wanted))
+        gone = (self._failures.keys() | self._damaged.keys() | self._copied_again) - found.keys()
         for version in gone:
             self._failures.pop(version, None)
             self._damaged.pop(version, None)
+        self._copied_again -= gone
         self._registry.forget(self.name, *gone)
-        self._withdraw(self._announced - set(wanted))
 
     def _announce(self, *versions: int) -> None:
         self._registry.announce(self.name, *versions)
@@ -305,6 +308,7 @@ class ModelWatcher:
                 if failure is not None and seen != failure.seen:
                     # The version is being copied again, so that its old error does not tell of it any more.
                     del self._failures[version]
+                    self._copied_again.add(version)
                     self._announce(version)
                 return False
         except TimeoutError:

@@ -720,6 +720,23 @@ def test_a_failed_version_that_is_copied_again_is_in_state_start(world: World) -
     assert world.serving == 1
 
 
+def test_a_failed_version_that_is_seen_while_its_folder_is_removed_is_forgotten(world: World) -> None:
+    world.settle(2.0)
+    world.broken[2] = ArtifactError("broken")
+    world.add("1", "2")
+    (world.base / "2" / "saved_model.pb").write_bytes(b"x")
+    for _ in range(3):
+        poll(world.watcher)
+        world.clock.now_s += 2
+    assert world.registry.statuses("m", 2)[0].state is State.END
+    (world.base / "2" / "saved_model.pb").unlink()
+    poll(world.watcher)
+    assert world.registry.statuses("m", 2) == [VersionStatus(2, State.START)]
+    (world.base / "2").rmdir()
+    poll(world.watcher)
+    assert [status.version for status in world.registry.all_statuses("m")] == [1]
+
+
 def test_two_folders_of_one_number_are_reported(world: World) -> None:
     world.add("1", "01")
     world.poll()
