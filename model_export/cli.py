@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from model_export.adoption.spec import SPEC_EXAMPLE
+from model_export.errors import why
 from model_export.export_config import CONFIG_EXAMPLE
 from model_export.folder_checks import StoreUri, out_place
+from model_export.graphs.reduced_table import TableDtype
 from model_export.graphs.source import DEFAULT_BATCH_SIZES
 from model_export.report.commands import MAX_ROWS
 from model_export.row_names import LabelFile
@@ -54,6 +56,8 @@ _BASE: Mapping[str, Any] = {
     "metavar": "BASE",
     "help": "folder of the versions (default: the folder that contains DIR)",
 }
+_LABELS = """what people call a table's rows, for the console and reports: a text with one label a line, the first for
+row 0; or CSV or TSV of row number or key and label, in COLUMN of its header or the second (repeatable)"""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -227,14 +231,10 @@ def _add_reports(commands: Any) -> None:
         help="show what any SavedModel holds: tables and their health, signatures, training (no TensorFlow needed)",
     )
     _add_report(inspect)
-    inspect.add_argument(
-        "--labels",
-        type=_label_file,
-        action="append",
-        default=[],
-        metavar="TABLE=FILE[#COLUMN]",
-        help="colour a table's picture: CSV or TSV of key or row number, label and perhaps name; COLUMN of its header "
-        "is the label, else the second (repeatable)",
+    _add_labels(
+        inspect,
+        "colour a table's picture: CSV or TSV of key or row number, label and perhaps name; COLUMN of its header is "
+        "the label, else the second (repeatable)",
     )
     inspect.add_argument(
         "--statistics", type=Path, metavar="DIR", help="lookup statistics of a training: its profile_data_directory"
@@ -278,9 +278,14 @@ def _number(most: int | None = None) -> Callable[[str], int]:
 
 def _label_file(text: str) -> LabelFile:
     try:
-        return LabelFile.parse(text)
+        file = LabelFile.parse(text)
+        # Opened here already, because most commands read it after TensorFlow's slow start.
+        file.path.open("rb").close()
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {file.path}: {why(error)}") from error
+    return file
 
 
 def _add_diff(commands: Any) -> None:
@@ -401,14 +406,9 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     _add_labels(parser)
 
 
-def _add_labels(parser: argparse.ArgumentParser) -> None:
+def _add_labels(parser: argparse.ArgumentParser, help: str = _LABELS) -> None:
     parser.add_argument(
-        "--labels",
-        type=_named,
-        action="append",
-        metavar="TABLE=FILE[#COLUMN]",
-        help="what people call a table's rows, for the console and reports: a text with one label a line, the first "
-        "for row 0; or CSV or TSV of row number or key and label, in COLUMN of its header or the second (repeatable)",
+        "--labels", type=_label_file, action="append", default=[], metavar="TABLE=FILE[#COLUMN]", help=help
     )
 
 
@@ -423,12 +423,11 @@ def _add_table_dtype(parser: argparse.ArgumentParser, what: str, *, default: str
 
 
 def _table_dtype(text: str) -> str | dict[str, str]:
-    if "=" not in text:
-        return text
-    named = [part.partition("=") for part in text.split(",")]
-    if wrong := [name for name, separator, dtype in named if not (name and separator and dtype)]:
-        raise argparse.ArgumentTypeError(f"{text!r}: {wrong} is not TABLE=DTYPE")
-    return {name: dtype for name, _, dtype in named}
+    named = dict(_named(part) for part in text.split(",")) if "=" in text else {}
+    choices = get_args(TableDtype)
+    if wrong := [dtype for dtype in named.values() or [text] if dtype not in choices]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is none of {', '.join(choices)}")
+    return named or text
 
 
 def _sizes(text: str) -> tuple[int, ...]:

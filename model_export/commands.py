@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -25,10 +25,13 @@ from model_export.folder_checks import StoreUri, check_model, check_run, is_kera
 from model_export.graphs.source import VARIABLES_PREFIX
 from model_export.importers.import_tables import serve_command
 from model_export.report.commands import inspect, shown_rows, verify
+from model_export.row_names import LabelFile
 from movielens.commands import DEFAULT_MODELS, DEFAULT_RUN, demo, fetch, train
 from service.artifact.bundle import read_bundle
 from service.artifact.manifest import Manifest
 from service.types import Array
+
+T = TypeVar("T")
 
 
 def say(text: str) -> None:
@@ -77,7 +80,7 @@ def _export(arguments: argparse.Namespace) -> None:
     flags = {name: getattr(arguments, name) for name in EXPORT_FLAGS}
     given = {name: list(v) if isinstance(v, tuple) else v for name, v in flags.items() if v is not None}
     if arguments.labels:
-        given["labels"] = _once("labels", arguments.labels)
+        given["labels"] = _labels(arguments)
     if getattr(arguments, "config", None) is not None:
         out = {} if arguments.out is None else {"out": str(arguments.out)}
         config = read_config(arguments.config, {**given, **out})
@@ -124,7 +127,7 @@ def _adopt(arguments: argparse.Namespace) -> None:
         measure=not arguments.no_measure,
         allow_rounding=arguments.allow_rounding,
         allow_unproven=arguments.allow_unproven,
-        labels=_once("labels", arguments.labels or []),
+        labels=_labels(arguments),
         say=say,
     )
     _done("adopted", artifact, arguments)
@@ -144,7 +147,7 @@ def _import(arguments: argparse.Namespace) -> None:
             table_dtype=arguments.table_dtype,
             version=arguments.version,
             allow_nonfinite=arguments.allow_nonfinite,
-            labels=_once("labels", arguments.labels or []),
+            labels=_labels(arguments),
             progress=shown,
         )
     say(f"imported and verified: {artifact}")
@@ -205,7 +208,11 @@ def _of_extra(extra: str, module: str, what: str) -> Any:
         raise ExportError(f"{what} needs the extra [{extra}]: {error}") from error
 
 
-def _once(option: str, pairs: list[tuple[str, str]]) -> dict[str, str]:
+def _labels(arguments: argparse.Namespace) -> dict[str, LabelFile]:
+    return _once("labels", [(file.table, file) for file in arguments.labels])
+
+
+def _once(option: str, pairs: list[tuple[str, T]]) -> dict[str, T]:
     names = [name for name, _ in pairs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ExportError(f"--{option} names {', '.join(twice)} twice")

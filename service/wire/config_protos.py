@@ -131,7 +131,8 @@ def _filled(full_name: str, text: str, source: str) -> MessageClass:
     try:
         fill_from_text(message, text)
     except (TextFormError, UnicodeError) as error:
-        raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}") from error
+        hint = " (it looks like JSON; expected protobuf's text form)" if text.lstrip().startswith("{") else ""
+        raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}{hint}") from error
     return message
 
 

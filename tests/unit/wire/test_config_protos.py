@@ -136,6 +136,7 @@ def test_an_empty_file_is_no_list_and_an_empty_list_is_one(text: str) -> None:
     ("text", "message"),
     [
         ("improperly formatted file", r"^Invalid protobuf file: 'models.conf': 1:1 : "),
+        ('{"model_config_list": []}', r"got {. \(it looks like JSON; expected protobuf's text form\)$"),
         ("model_config_list { config { nmae: 'm' } }", r'models.conf\': 1:30 : .*no field named "nmae"'),
         ("model_config_list { config { name: 'm' name: 'n' } }", "models.conf': 1:46 : .*should not have multiple"),
         (

@@ -137,11 +137,13 @@ def test_a_source_that_saves_another_dtype_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_flag_names_one_for_all_or_by_table() -> None:
+def test_the_flag_names_one_for_all_or_by_table(capsys: pytest.CaptureFixture[str]) -> None:
     def parsed(text: str) -> Any:
         return build_parser().parse_args(["export", f"--table_dtype={text}"]).table_dtype
 
     assert parsed("bfloat16") == "bfloat16"
     assert parsed("item=int8,user=float16") == {"item": "int8", "user": "float16"}
-    with pytest.raises(SystemExit):
-        parsed("item=int8,user")
+    for wrong, said in (("item=int8,user", "'user' is not NAME=VALUE"), ("item=float8", "'float8' is none of float32")):
+        with pytest.raises(SystemExit):
+            parsed(wrong)
+        assert said in capsys.readouterr().err
