@@ -13,7 +13,7 @@ their thresholds may lie far from all constants.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,8 @@ from service.graph.probes import MOST_LENGTH, SHORT
 from service.graph.table_reads import TableRead
 
 # Ops that say the shape of their input, or give each element the same number: their result holds no row and no id.
-_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
+_SIZES = frozenset({"Shape", "ShapeN", "Size"})
+_SHAPES = _SIZES | {"Rank", "ZerosLike", "OnesLike"}
 # Ops whose elements are elements of their data inputs, whatever these are.
 _MOVES = frozenset(
     {
@@ -94,6 +95,14 @@ _WIDE = _FLOATS | {tensor_proto.dtype_number(name) for name in ("int32", "int64"
 # Ops that choose elements of their first input by places, and those by which sizes differ from others by a constant.
 _PLACES = frozenset({"GatherV2", "GatherNd", "Slice", "StridedSlice"})
 _SHIFTS = frozenset({"Add", "AddV2", "AddN", "Sub"})
+# Ops whose results may have other sizes than their inputs: products, sums, or what the graph computes.
+_RESIZES = frozenset(
+    {
+        *("Tile", "BroadcastTo", "Fill", "Range", "Reshape", "ConcatV2", "Pad", "PadV2"),
+        *("RaggedRange", "RaggedGather", "RaggedTensorToTensor"),
+        *("SparseFillEmptyRows", "SparseReshape", "Slice", "StridedSlice"),
+    }
+)
 # Ops that pass constants on as they are.
 _SAYS = frozenset({"Const", "Identity", "Cast", "Reshape", "ExpandDims", "Pack", "Fill", "BroadcastTo"})
 # Further ops that make no number of constants that the constants do not hold, or that hold no number at all.
@@ -177,6 +186,8 @@ class ClaimedOps:
             of_others = self._of_others(new, of_others, claimed)
             of_rows = _reached(flat, new, of_rows, _SHAPES)
             of_keys = _reached(flat, new, of_keys, _SHAPES, decided)
+            if not all(self._are_plain(self._cuts(name), of_keys | of_rows) for name in new & (of_rows | of_keys)):
+                return found
             if of_others is None or not _treats_rows_alike(flat, of_rows & new, kinds, of_rows, claimed):
                 return found
             for name in new - of_rows:
@@ -247,7 +258,7 @@ class ClaimedOps:
 
     def counts_distinct(self, name: str) -> bool:
         """Says whether a node counts distinct keys. Requests of any size may have any number of them."""
-        if self._flat.nodes[name].op not in ("Shape", "ShapeN", "Size"):
+        if self._flat.nodes[name].op not in _SIZES:
             return False
         todo = self._flat.data_inputs(name)
         seen = {*todo}
@@ -260,10 +271,15 @@ class ClaimedOps:
             if "Segment" in node.op or node.op == "GatherV2":
                 # As many as there are segments or places.
                 inputs = inputs[1:]
-            new = set(inputs) - seen if node.op not in ("Shape", "ShapeN", "Size", "Rank") else set()
+            new = set(inputs) - seen if node.op not in _SIZES | {"Rank"} else set()
             seen |= new
             todo += new
         return False
+
+    def _cuts(self, name: str) -> list[str]:
+        """Returns the inputs of a node that say which elements of its other inputs are kept."""
+        op, inputs = self._flat.nodes[name].op, self._flat.data_inputs(name)
+        return inputs[1:] if op in _PLACES else inputs[:1] if op == "RaggedTensorToTensor" else []
 
     def shows_in_layout(self, name: str, keys: Collection[str]) -> bool:
         """Says whether a node's result changes at no size or weight that is far from all constants.
@@ -310,9 +326,13 @@ class ClaimedOps:
 
         def counted(name: str) -> tuple[int, int] | None:
             op, inputs = flat.nodes[name].op, flat.data_inputs(name)
-            if name in keys or op in _SHAPES:
+            if op in _SIZES and name in self._varying:
+                if (sizes := self._sizes(inputs, is_one=op == "Size")) is None:
+                    return None
+                inputs = sizes
+            elif name in keys or op in _SHAPES:
                 return 0, 0
-            if op not in _PLAIN:
+            elif op not in _PLAIN:
                 return None
             # A shape changes no element.
             found = [shifts(node_of(given)) for given in (inputs[:1] if op == "Reshape" else inputs)]
@@ -331,6 +351,63 @@ class ClaimedOps:
             return None if max(constants, sizes) > 1 else (constants, sizes)
 
         return all(shifts(node_of(tensor)) is not None for tensor in tensors)
+
+    def _sizes(self, tensors: Sequence[str], *, is_one: bool) -> list[str] | None:
+        """Returns the tensors whose numbers are the sizes of some tensors, but for sizes of inputs and of constants.
+
+        Returns None if a size may be computed of several.
+
+        Args:
+          is_one: the sizes of each tensor are multiplied, so that it may have one dimension only.
+        """
+        flat, found = self._flat, list[str]()
+        todo, seen = [*tensors], {*tensors}
+        if is_one and not all(map(self._is_vector, tensors)):
+            return None
+        for tensor in todo:
+            op, inputs = flat.nodes[node_of(tensor)].op, flat.data_inputs(node_of(tensor))
+            if op in _SIZES or op == "Rank":
+                continue
+            if op == "Where":
+                # As many as there are true elements.
+                found += inputs
+                continue
+            if op == "Range" and (_numbers(flat, inputs[0]), _numbers(flat, inputs[2])) == ([0], [1]):
+                found.append(inputs[1])
+                continue
+            if op == "Reshape" and _numbers(flat, inputs[1]) == [-1] and self._is_vector(inputs[0]):
+                inputs = inputs[:1]
+            elif op in ("Slice", "StridedSlice") and self._cuts_few(op, inputs):
+                inputs = inputs[:1]
+            elif "Segment" in op:
+                # As many as the largest number of a segment says.
+                found += inputs[1:]
+                inputs = inputs[:1]
+            elif op == "GatherV2":
+                inputs = inputs[1:2]
+            elif op in _RESIZES:
+                return None
+            todo += [given for given in dict.fromkeys(inputs) if given not in seen]
+            seen.update(inputs)
+        return found
+
+    def _cuts_few(self, op: str, inputs: Sequence[str]) -> bool:
+        """Says whether a slice has one element less than its input at each end at most, or ends at a constant size."""
+        begins, ends, *strides = ([*(_numbers(self._flat, given) or [-2])] for given in inputs[1:])
+        least = min(begins if op == "Slice" else [*ends, *begins])
+        return max(begins) <= 1 and least >= -1 and strides in ([], [[1] * len(begins)])
+
+    def _is_vector(self, tensor: str) -> bool:
+        node = self._flat.nodes[node_of(tensor)]
+        if is_placeholder(node):
+            shape = node.attr["shape"].shape
+            return bool(len(shape.dim) == 1)
+        inputs = self._flat.data_inputs(node.name)
+        if node.op == "StridedSlice" and not (node.attr["new_axis_mask"].i or node.attr["shrink_axis_mask"].i):
+            inputs = inputs[:1]
+        elif node.op not in _SHIFTS | {"Identity", "Cast", "StopGradient"}:
+            return bool(node.op == "Range")
+        return all(map(self._is_vector, inputs))
 
 
 def is_placeholder(node: Any) -> bool:

@@ -227,6 +227,32 @@ FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
     "of places up to a number that is cast": lambda tf, table, item: tf.gather(
         tf.gather(table, item), tf.minimum(tf.range(tf.size(item)), tf.cast(tf.constant(2**32 + 1000), tf.int32))
     ),
+    "of the size of what is spread": lambda tf, table, item: tf.where(
+        tf.size(item) > tf.raw_ops.Size(input=tf.broadcast_to(tf.size(item), [20, 50])), 0.0, tf.gather(table, item)
+    ),
+    "of the first rows, to the size of what is spread": lambda tf, table, item: tf.gather(table, item)[
+        : tf.raw_ops.Size(input=tf.broadcast_to(tf.size(item), [20, 50]))
+    ],
+    "of one size of what is repeated": lambda tf, table, item: tf.where(
+        tf.shape(tf.tile(item, [3]))[0] == 3000, 0.0, tf.gather(table, item)
+    ),
+    "of one size of a range": lambda tf, table, item: tf.where(
+        tf.shape(tf.range(tf.size(item) * 3))[0] == 3000, 0.0, tf.gather(table, item)
+    ),
+    "of one size of each third": lambda tf, table, item: tf.where(
+        tf.shape(item[::3])[0] == 334, 0.0, tf.gather(table, item)
+    ),
+    "of one size of what is behind 300": lambda tf, table, item: tf.where(
+        tf.shape(item[300:])[0] - 300 == 400, 0.0, tf.gather(table, item)
+    ),
+    "of one number of segments": lambda tf, table, item: tf.where(
+        tf.shape(tf.math.segment_sum(tf.ones_like(item), tf.range(tf.size(item)) * 3))[0] == 2998,
+        0.0,
+        tf.gather(table, item),
+    ),
+    "of one size of a matrix": lambda tf, table, item: tf.where(
+        tf.size(tf.stack([item, item, item])) == 3000, 0.0, tf.gather(table, item)
+    ),
     "of the number of distinct ids": lambda tf, table, item: (
         tf.gather(table, item) * tf.cast(tf.size(item) / tf.maximum(tf.size(tf.unique(item)[0]), 1), tf.float32)
     ),
@@ -268,7 +294,8 @@ def test_what_changes_few_rows_stays_in_the_graph(tf: Any, tmp_path: Path, opene
     folder = written(tf, tmp_path / "1", FEW[name], [tf.TensorSpec([None], tf.int64, "item")])
     described(folder, {"item": ("t", LookupFeature("item"))}, {})
     ids = np.array([0, APART, APART - 1, NUM_ROWS - 1])
-    same_answers(opened, folder, [{"item": ids}, {"item": np.arange(1500)}, {"item": np.full(4, 7)}])
+    requests = [ids, np.arange(700), np.arange(1000), np.arange(1500), np.full(4, 7)]
+    same_answers(opened, folder, [{"item": request} for request in requests])
 
 
 @pytest.mark.parametrize("name", FEW_NORMS)
