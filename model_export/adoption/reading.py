@@ -200,8 +200,10 @@ class Reading:
             return Value("L") if form.rule == "constant" and main.kind != "K" else main
         if form.rule == "arranged":
             return Value("K", main.order, self._shape(node, inputs, main))
-        where = ",".join(inputs[i] for i in range(len(inputs)) if i not in form.data)
-        return Value("K", f"{node.op}({where})<{main.order}", main.shape)
+        # Attributes, such as the masks of StridedSlice, choose other elements by the same inputs.
+        where = [inputs[i] for i in range(len(inputs)) if i not in form.data]
+        where += [f"{name}={number.i}" for name, number in sorted(node.attr.items()) if number.i]
+        return Value("K", f"{node.op}({','.join(where)})<{main.order}", main.shape)
 
     def _shaped_like(self, sizes: str) -> Value | None:
         """Returns the keys whose Shape a tensor is; None if it is something else."""

@@ -247,6 +247,9 @@ def test_keys_of_two_places_are_not_combined() -> None:
         splits = tf.compat.v1.placeholder(tf.int64, [None], "splits")
         tf.compat.v1.placeholder(tf.float32, [None, 4], "rows")
         moved = tf.where(ids[1:] > 0, ids[:-1], ids[1:]).name
+        one, two = tf.constant([1]), tf.constant([2])
+        ends = [tf.raw_ops.StridedSlice(input=ids, begin=one, end=two, strides=one, end_mask=mask) for mask in (0, 1)]
+        masked = tf.where(ends[0] > 0, ends[1], ends[1]).name
         back = tf.where(tf.reshape(ids, [-1, 1]) > 0, tf.expand_dims(ids, 1), tf.expand_dims(ids, 1)).name
         same = tf.where(tf.reshape(tf.reshape(ids, [-1]), tf.shape(ids)) > 0, ids, tf.zeros_like(ids)).name
         seven = tf.constant(7, tf.int64)
@@ -264,7 +267,7 @@ def test_keys_of_two_places_are_not_combined() -> None:
             )
         ]
     inputs = {name: TensorSpec(name, "int64", (None,), tensor_name=f"{name}:0") for name in ("ids", "splits")}
-    flat = flatten(graph.as_graph_def(), [moved, back, same, filled, *others])
+    flat = flatten(graph.as_graph_def(), [moved, masked, back, same, filled, *others])
     read = Read("table", (RowRead("ids:0", "rows:0", 0),))
     opened = SignatureGraph(
         SignatureSpec("s", "predict", "", inputs, {}), flat, {}, set(flat.nodes), [read], {}, {}, bool
@@ -275,7 +278,7 @@ def test_keys_of_two_places_are_not_combined() -> None:
     for tensor in others:
         with pytest.raises(NotRead, match="SelectV2 combines ids with the layout"):
             reading.value(tensor)
-    for tensor in (moved, back):
+    for tensor in (moved, masked, back):
         with pytest.raises(NotRead, match="the id of one place with that of another"):
             reading.value(tensor)
 
