@@ -95,10 +95,12 @@ _WIDE = _FLOATS | {tensor_proto.dtype_number(name) for name in ("int32", "int64"
 # Ops that choose elements of their first input by places, and those by which sizes differ from others by a constant.
 _PLACES = frozenset({"GatherV2", "GatherNd", "Slice", "StridedSlice"})
 _SHIFTS = frozenset({"Add", "AddV2", "AddN", "Sub"})
+# Ops that add elements up, of which there are as many as a size says.
+_COUNTS = frozenset({"Sum", "Cumsum", "SegmentSum", "UnsortedSegmentSum"})
 # Ops whose results may have other sizes than their inputs: products, sums, or what the graph computes.
 _RESIZES = frozenset(
     {
-        *("Tile", "BroadcastTo", "Fill", "Range", "Reshape", "ConcatV2", "Pad", "PadV2"),
+        *("Tile", "Range", "Reshape", "ConcatV2", "Pad", "PadV2"),
         *("RaggedRange", "RaggedGather", "RaggedTensorToTensor"),
         *("SparseFillEmptyRows", "SparseReshape", "Slice", "StridedSlice"),
     }
@@ -326,10 +328,10 @@ class ClaimedOps:
 
         def counted(name: str) -> tuple[int, int] | None:
             op, inputs = flat.nodes[name].op, flat.data_inputs(name)
-            if op in _SIZES and name in self._varying:
-                if (sizes := self._sizes(inputs, is_one=op == "Size")) is None:
+            if op in _SIZES | _COUNTS and name in self._varying:
+                if (sizes := self._sizes(inputs[:1], is_one=op == "Size")) is None:
                     return None
-                inputs = sizes
+                inputs = [*sizes, *(inputs if op in _COUNTS else ())]
             elif name in keys or op in _SHAPES:
                 return 0, 0
             elif op not in _PLAIN:
@@ -374,6 +376,9 @@ class ClaimedOps:
                 continue
             if op == "Range" and (_numbers(flat, inputs[0]), _numbers(flat, inputs[2])) == ([0], [1]):
                 found.append(inputs[1])
+                continue
+            if op in ("Fill", "BroadcastTo"):
+                found.append(inputs[op == "BroadcastTo"])
                 continue
             if op == "Reshape" and _numbers(flat, inputs[1]) == [-1] and self._is_vector(inputs[0]):
                 inputs = inputs[:1]

@@ -239,6 +239,9 @@ FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
     "of one size of a range": lambda tf, table, item: tf.where(
         tf.shape(tf.range(tf.size(item) * 3))[0] == 3000, 0.0, tf.gather(table, item)
     ),
+    "of one sum of what is repeated": lambda tf, table, item: tf.where(
+        tf.reduce_sum(tf.tile(tf.ones_like(item), [3])) == 3000, 0.0, tf.gather(table, item)
+    ),
     "of one size of each third": lambda tf, table, item: tf.where(
         tf.shape(item[::3])[0] == 334, 0.0, tf.gather(table, item)
     ),
