@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from model_export.adoption.spec import SPEC_EXAMPLE
-from model_export.errors import why
 from model_export.export_config import CONFIG_EXAMPLE
 from model_export.folder_checks import StoreUri, out_place
 from model_export.graphs.reduced_table import TableDtype
@@ -278,14 +277,9 @@ def _number(most: int | None = None) -> Callable[[str], int]:
 
 def _label_file(text: str) -> LabelFile:
     try:
-        file = LabelFile.parse(text)
-        # Opened here already, because most commands read it after TensorFlow's slow start.
-        file.path.open("rb").close()
+        return LabelFile.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot read {file.path}: {why(error)}") from error
-    return file
 
 
 def _add_diff(commands: Any) -> None:

@@ -25,7 +25,7 @@ from model_export.folder_checks import StoreUri, check_model, check_run, is_kera
 from model_export.graphs.source import VARIABLES_PREFIX
 from model_export.importers.import_tables import serve_command
 from model_export.report.commands import inspect, shown_rows, verify
-from model_export.row_names import LabelFile
+from model_export.row_names import LabelFile, check_readable
 from movielens.commands import DEFAULT_MODELS, DEFAULT_RUN, demo, fetch, train
 from service.artifact.bundle import read_bundle
 from service.artifact.manifest import Manifest
@@ -56,6 +56,8 @@ def run_command(arguments: argparse.Namespace) -> None:
         "inspect": inspect,
     }
     command = commands[arguments.command]
+    for file in getattr(arguments, "labels", ()):
+        check_readable(file)
     store_uri = arguments.store_uri = _store_uri(arguments)
     if store_uri is None or arguments.command == "upload":
         command(arguments)

@@ -60,6 +60,16 @@ class Labels:
     unmatched: int
 
 
+def check_readable(file: LabelFile) -> None:
+    """Raises ExportError if a label file can not be read; most commands read it after TensorFlow's slow start."""
+
+    def opened() -> list[str]:
+        file.path.open("rb").close()
+        return []
+
+    _reading(file, opened)
+
+
 def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, VocabularyEntry]) -> Labels:
     """Reads a label file.
 

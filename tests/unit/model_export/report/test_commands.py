@@ -73,6 +73,7 @@ def test_labels_statistics_and_run_come_from_where_the_flags_say(
     [
         (["--labels", "nowhere=x.csv"], "there is no table 'nowhere', only 'user', 'tag'"),
         (["--labels", "tag=x.csv", "--fast"], "leave out --fast"),
+        (["--labels", "tag=y.csv"], "cannot read the labels of table 'tag' from y.csv"),
         (["--statistics", "nowhere"], "--statistics: nowhere is not a folder"),
         (["--run", "nowhere"], "cannot read the history of nowhere/run.json"),
         (["--html", "nowhere/report.html"], "cannot write nowhere/report.html"),
@@ -101,13 +102,9 @@ def test_a_label_given_twice_and_a_flag_that_is_no_label_file_are_refused(
     flag = ["--labels", f"tag={artifact.parent / 'l.csv'}"]
     assert main(["inspect", str(artifact), *flag, *flag]) == 1
     assert "'tag' is given twice" in capsys.readouterr().err
-    for wrong, text in (
-        ("films.csv", "'films.csv' is not TABLE=FILE"),
-        ("tag=/nowhere.csv", "argument --labels: cannot read /nowhere.csv: No such file or directory"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            main(["inspect", "x", "--labels", wrong])
-        assert text in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["inspect", "x", "--labels", "films.csv"])
+    assert "TABLE=FILE" in capsys.readouterr().err
 
 
 def test_inspecting_imports_no_tensorflow(artifact: Path) -> None:
