@@ -172,7 +172,7 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _skipped_without_core() -> Generator[None, object, object]:
-    """Runs a test or a fixture; skips the test if it needs the native core, and the core is not built."""
+    """Runs a test or its fixtures; skips the test if it imports the native core, and the core is not built."""
     try:
         return (yield)
     except ImportError as error:
@@ -182,14 +182,16 @@ def _skipped_without_core() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call() -> Generator[None, object, object]:
-    """Skips a test that finds no native core."""
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """Skips a test that needs the native core, or a fixture of which does; a failed fixture is not made anew."""
+    if NATIVE_TABLES is None and item.get_closest_marker("core") is not None:
+        pytest.skip("the native core is not built")
     return (yield from _skipped_without_core())
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup() -> Generator[None, object, object]:
-    """Skips a test whose fixture finds no native core."""
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Skips a test that finds no native core."""
     return (yield from _skipped_without_core())
 
 

@@ -8,7 +8,6 @@ The reference is an independent implementation in numpy, so a difference is a fa
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import json
 import random
 from collections import Counter
@@ -30,9 +29,7 @@ from tests.integration.process import ServerProcess
 from tests.mixed_model import NUM_ITEMS, NUM_USERS, write_mixed_model
 from tests.toy_sums import DTYPES, VOCABULARY_SIZE, features, write_sums_model
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("service._native") is None, reason="the native core is not built here (no cargo)"
-)
+pytestmark = pytest.mark.core
 
 # Input of model "described" with shape [B, K] -> K, or 0 if K is free.
 _IDS_PER_ROW = {"any": 0, "two": 2}

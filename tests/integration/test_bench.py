@@ -15,7 +15,7 @@ from loadtest.bench.cases import RATIOS, cases
 from loadtest.bench.report import BEGIN, END, write_into
 from loadtest.bench.workloads import GRPC, JSON, TINY, WORKLOADS, Data, check, grpc_answer, json_answer
 
-pytestmark = pytest.mark.tf
+pytestmark = [pytest.mark.tf, pytest.mark.core]
 
 CASES = [
     "gRPC/W1",

@@ -9,7 +9,7 @@ from loadtest.cluster_faults import Tally
 from loadtest.network_hosts import can_make_hosts
 from tests.valkey_cluster import needs_program
 
-pytestmark = needs_program
+pytestmark = [needs_program, pytest.mark.core]
 # Each of the four readers sends at most a hundred requests a second, so that the processors are free for other tests.
 _PERIOD_S = 0.01
 

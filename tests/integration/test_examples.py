@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.process import ROOT, ServerProcess, environment, unused_ports
+from tests.integration.process import HAS_CORE, ROOT, ServerProcess, environment, unused_ports
 from tests.openapi_document import check_documented
 
 pytestmark = pytest.mark.tf
@@ -41,6 +42,16 @@ def run(*arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def test_a_demo_whose_port_is_taken_says_so_and_asks_no_other_server(demo_model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        command = ["examples/demo.py", f"--model_base_path={demo_model}", f"--port={taken.getsockname()[1]}"]
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.endswith("end it, or `make demo PORT=` another.\n")
 
 
 def test_every_request_of_the_demo_is_answered_and_its_server_ends_with_it(demo_model: Path) -> None:
@@ -68,8 +79,9 @@ def test_every_request_of_the_demo_is_answered_and_its_server_ends_with_it(demo_
                 os.killpg(demo.pid, signal.SIGKILL)
     assert '{"embeddings":{"genres":[[' in shown
     assert re.search(r'\{"rows":\[\[-?\d', shown)
-    assert "nearest to Synthetic film 50, by name" in shown
-    assert re.search(r'"labels":\[\["Synthetic film \d+",', shown)
+    if HAS_CORE:
+        assert "nearest to Synthetic film 50, by name" in shown
+        assert re.search(r'"labels":\[\["Synthetic film \d+",', shown)
     (over_http,) = re.findall(r'\{"predictions":\[([\d.]+),([\d.]+)\]\}', shown)
     (over_grpc,) = re.findall(r"model version 1, ratings \[([\d.]+), ([\d.]+)\]", shown)
     assert [float(x) for x in over_http] == pytest.approx([float(x) for x in over_grpc], rel=1e-6)

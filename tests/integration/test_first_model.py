@@ -14,7 +14,7 @@ import pytest
 from tests.integration import browser as browsing
 from tests.integration.process import ROOT, environment, until, unused_ports
 
-pytestmark = pytest.mark.tf
+pytestmark = [pytest.mark.tf, pytest.mark.core]
 
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "docs/first-model.md").read_text(), re.MULTILINE | re.DOTALL)
 PROGRAMS = {"python": "{home}/brief.py", "embedding-server": "-m service"}

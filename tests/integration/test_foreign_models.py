@@ -14,7 +14,7 @@ import pytest
 from loadtest.foreign.models import model_named
 from loadtest.foreign.random_models import random_name
 
-pytestmark = pytest.mark.tf
+pytestmark = [pytest.mark.tf, pytest.mark.core]
 
 NUM_REQUESTS, SEED, NUM_RANDOM = 40, 30, 15
 NAMES = [

@@ -12,6 +12,8 @@ import pytest
 
 from tests.integration.process import ROOT, environment
 
+pytestmark = pytest.mark.core
+
 
 def fuzz(base: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the fuzzer against a server that has lookups but no graph signatures."""

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from service.artifact.protos import message_class
-from service.graph.library import find_core
 from tests.integration.process import PATIENCE_S, ServerProcess, until, write_models
 
-pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]
+pytestmark = [pytest.mark.tf, pytest.mark.core]
 
 Inputs = Mapping[str, np.ndarray]
 Oracle = Callable[[str, Inputs], dict[str, np.ndarray]]

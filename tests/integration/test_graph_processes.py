@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from embedding_client.client import EmbeddingClient
-from service.graph.library import find_core
 from tests.integration.conftest import Serve
 from tests.integration.process import PATIENCE_S, ServerProcess
 
-pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]
+pytestmark = [pytest.mark.tf, pytest.mark.core]
 
 ROWS, DIM = 150_000, 64
 TABLE_BYTES = ROWS * DIM * 4

@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.process import ROOT, environment
 
-pytestmark = pytest.mark.tf
+pytestmark = [pytest.mark.tf, pytest.mark.core]
 
 KINDS = {
     *("small lookup", "lookup", "tensor_content", "gzip", "large lookup", "bad request", "unknown model"),

@@ -10,6 +10,8 @@ import pytest
 
 from tests.integration.process import ROOT, environment
 
+pytestmark = pytest.mark.core
+
 
 def run(base: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs loadtest.stock_clients against a server of a model."""

@@ -11,13 +11,12 @@ import pytest
 
 from service.core.native_servable import compile_native
 from service.errors import InvalidRequest
-from service.graph.library import find_core
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array
 from service.versions.servable import Servable
 
-pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]
+pytestmark = [pytest.mark.tf, pytest.mark.core]
 
 SERVE = frozenset({"serve"})
 

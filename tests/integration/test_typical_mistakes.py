@@ -24,6 +24,8 @@ from tests.integration.conftest import Serve
 from tests.integration.process import PATIENCE_S, ROOT, environment, until
 from tests.toy_model import write_toy_model
 
+pytestmark = pytest.mark.core
+
 # Content of a fake module tensorflow: a command that imports it fails.
 _NO_TENSORFLOW = 'raise ImportError("this mistake must be found without TensorFlow")\n'
 _FILES = {

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.graph.library import find_core
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array
@@ -18,7 +17,7 @@ from service.versions.servable import Servable
 from tests.native_answers import assert_same, native_answer
 from tests.tower_zoo import write_tables_manifest
 
-pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]
+pytestmark = [pytest.mark.tf, pytest.mark.core]
 
 ROWS = 5
 DTYPES = ("float16", "bfloat16", "float64", "float32")

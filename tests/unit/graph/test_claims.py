@@ -25,7 +25,6 @@ from service.core.native_servable import compile_native
 from service.errors import InvalidRequest
 from service.graph.claimed_ops import Claimed, ClaimedOps
 from service.graph.flat_graph import flatten
-from service.graph.library import find_core
 from service.graph.restoring import repair_handles
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.table_reads import TableRead, initialized_variables, writing_signatures, written_variables
@@ -36,7 +35,7 @@ from service.versions.servable import Servable
 from tests.tower_zoo import NUM_KEYS, SIGNATURE, ZOO, ZOO_ROWS, write_tables_manifest
 from tests.toy_model import manifest_of
 
-pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]
+pytestmark = [pytest.mark.tf, pytest.mark.core]
 
 SERVE = frozenset({"serve"})
 TAGS = LookupFeature("tag_values", "tag_splits", combiner="mean", trailing_empty_rows="cut")

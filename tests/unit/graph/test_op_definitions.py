@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from service.graph.library import find_core, op_definition
+from service.graph.library import op_definition
 
 pytestmark = pytest.mark.tf
 
 
-@pytest.mark.skipif(find_core() is None, reason="the native core is not built")
+@pytest.mark.core
 def test_the_core_knows_the_ops_of_tensorflow(tf: Any) -> None:
     from tensorflow.python.framework import op_def_registry
 

@@ -162,6 +162,7 @@ def test_two_models_at_once_keep_apart(tf: Any, folder: Path, backend: Servable)
     assert predict(backend, {"x": floats(2)}, "serving_default")["y"].tolist() == [3]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("what", ["variables/variables.index", "variables/variables.data-00000-of-00001"])
 def test_a_folder_that_tensorflow_can_not_load_is_refused_in_its_words(tmp_path: Path, folder: Path, what: str) -> None:
     for source in folder.rglob("*"):
@@ -251,6 +252,7 @@ def test_what_is_no_savedmodel_is_refused(tf_serving_testdata: Path) -> None:
             loaded(tf_serving_testdata / name / "00000123")
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("threads", "given"),
     [(GraphThreads(2), (1, 2)), (GraphThreads(2, 3), (3, 3)), (GraphThreads(2, None, 5), (1, 5))],
@@ -343,6 +345,7 @@ def test_a_table_that_changes_is_restored_beside_variables_that_are_not(tf: Any,
     assert predict(servable, {"x": np.array([10, -20, 3])})["y"].tolist() == [[1.0], [2.0], [0.0]]
 
 
+@pytest.mark.core
 def test_a_graph_with_functions_does_not_run_on_its_callers_thread_alone(tf: Any, tmp_path: Path) -> None:
     from service.graph.flat_graph import flatten
     from service.graph.graph_session import DenseGraph
@@ -365,6 +368,7 @@ def test_a_graph_with_functions_does_not_run_on_its_callers_thread_alone(tf: Any
         assert found.tolist() == wanted
 
 
+@pytest.mark.core
 def test_graphs_flush_denormal_numbers_as_tensorflows_threads_do(tf: Any, tmp_path: Path) -> None:
     from service.graph.flat_graph import flatten
     from service.graph.graph_session import DenseGraph
@@ -394,6 +398,7 @@ def test_graphs_flush_denormal_numbers_as_tensorflows_threads_do(tf: Any, tmp_pa
         assert [array.tobytes() for array in found] == [array.tobytes() for array in wanted]
 
 
+@pytest.mark.core
 def test_long_runs_have_a_session_with_all_threads_and_the_same_variables(tf: Any, tmp_path: Path) -> None:
     from service.graph.flat_graph import flatten
     from service.graph.graph_session import CoreSession, DenseGraph
@@ -426,8 +431,7 @@ def test_long_runs_have_a_session_with_all_threads_and_the_same_variables(tf: An
     once = dense._program(tmp_path, saved, GraphThreads(3))
     assert once.long_runs is None and config.FromString(once.config).intra_op_parallelism_threads == 1
     session = dense.open(tmp_path, saved, GraphThreads(3), may_open_twice=True).session
-    if not isinstance(session, CoreSession):
-        pytest.skip("the native core is not built")
+    assert isinstance(session, CoreSession)
     for rows in (1, 1024):
         x = rng.standard_normal((rows, 64)).astype(np.float32)
         word = rng.choice(np.array([b"a", b"b", b"?"], object), rows)

@@ -13,12 +13,12 @@ import pytest
 
 from service.graph import synchronous_ops
 from service.graph.graph_session import GraphError, make_program
-from service.graph.library import find_core, op_definition
+from service.graph.library import op_definition
 from service.graph.restoring import prepared
 from service.graph.savedmodel import SavedModelBackend, open_savedmodel
 from service.types import Array, GraphThreads
 
-pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]
+pytestmark = [pytest.mark.tf, pytest.mark.core]
 
 SERVE = frozenset({"serve"})
 # Only a run that never ends takes so long.

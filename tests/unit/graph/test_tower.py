@@ -15,7 +15,6 @@ import pytest
 from service.artifact.protos import message_class
 from service.core.native_servable import compile_native
 from service.errors import ArtifactError, InvalidRequest
-from service.graph.library import find_core
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
@@ -24,7 +23,7 @@ from service.types import INIT_SIGNATURE, Array
 from service.versions.servable import Servable
 from tests.tower_zoo import SIGNATURE, ZOO, ZOO_ROWS
 
-pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]
+pytestmark = [pytest.mark.tf, pytest.mark.core]
 
 SERVE = frozenset({"serve"})
 CUT = {"serving_default", "with_extra", "keyed", "rows", "matrix", "share", "largest", "odd"}

@@ -14,7 +14,6 @@ from service.artifact import protos
 from service.artifact.protos import message_class
 from service.artifact.signature_def import read_signatures
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH
-from service.core.choice import has_core
 from service.core.native_servable import CompiledServable, compile_native
 from service.errors import ArtifactError, InputMismatch, InvalidRequest
 from service.loading.kept_files import HotRowsFiles
@@ -93,7 +92,7 @@ def test_a_signature_that_refuses_the_row_is_left_cold(caplog: pytest.LogCapture
 
 
 @pytest.mark.tf
-@pytest.mark.skipif(not has_core(), reason="the native core is not built")
+@pytest.mark.core
 def test_the_core_runs_the_graphs_that_it_serves(tower_version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered: dict[str, object] = {}
     answer = CompiledServable.answer
@@ -284,7 +283,7 @@ def lookup_log(user: int | None) -> bytes:
     return bytes(log.SerializeToString())
 
 
-@pytest.mark.skipif(not has_core(), reason="the native core is not built")
+@pytest.mark.core
 def test_a_version_is_served_only_if_its_records_run(tmp_path: Path) -> None:
     artifact = write_toy_model(tmp_path / "1")
     write(artifact, lookup_log(1))
@@ -302,7 +301,7 @@ def test_a_version_is_served_only_if_its_records_run(tmp_path: Path) -> None:
     replace(loader, warmup_iterations=0)("toy", 1, artifact).close()
 
 
-@pytest.mark.skipif(not has_core(), reason="the native core is not built")
+@pytest.mark.core
 def test_tells_how_a_replay_ended(tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     artifact = write_toy_model(tmp_path / "1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import subprocess
@@ -612,9 +611,7 @@ def test_each_line_is_a_record_and_notes_are_for_debugging(level: str) -> None:
     )
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
-)
+@pytest.mark.core
 def test_an_abort_leaves_the_last_line() -> None:
     status, lines = run('os.write(2, b"F0000 Check failed: 1 == 2\\n"); os.abort()')
     assert status == -signal.SIGABRT
@@ -623,9 +620,7 @@ def test_an_abort_leaves_the_last_line() -> None:
     assert lines[-1] in (last, ("warning", last, None))
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
-)
+@pytest.mark.core
 def test_a_crash_leaves_the_lines_that_are_not_written_yet() -> None:
     # The writer's thread can not run before the crash: the interpreter's lock is not released.
     last = 'sys.setswitchinterval(1e9); logging.error("reason"); import ctypes; ctypes.PyDLL(None).raise_(11)'

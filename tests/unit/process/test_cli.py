@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import subprocess
@@ -84,6 +83,7 @@ def test_bad_settings_exit_with_2_and_all_faults(fake_app: type[FakeApp], capfd:
     assert fake_app.seen == []
 
 
+@pytest.mark.core
 def test_a_drained_server_exits_with_0_and_logs_its_settings(
     fake_app: type[FakeApp], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -418,7 +418,7 @@ assert servable.native is not None
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("service._native") is None, reason="the native core is not built")
+@pytest.mark.core
 def test_a_lookup_is_answered_before_anything_heavy_is_imported(toy_model: Path) -> None:
     program = f"import sys\nfrom pathlib import Path\n{LOAD}\nprint(*sys.modules)"
     command = [sys.executable, "-c", program, str(toy_model / "1")]

@@ -12,7 +12,6 @@ import pytest
 
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor
-from service.core.choice import has_core
 from service.core.native_servable import compile_native
 from service.process import trial
 from service.process.trial import Answer, Rates
@@ -23,7 +22,7 @@ with late():
     from model_export.adoption import measure
     from model_export.adoption.summary import Served
 
-pytestmark = [pytest.mark.tf, pytest.mark.skipif(not has_core(), reason="the native core is not built")]
+pytestmark = [pytest.mark.tf, pytest.mark.core]
 
 
 def outputs(answer: bytes) -> dict[str, Any]:
