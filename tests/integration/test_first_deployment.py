@@ -15,6 +15,8 @@ from tests.integration import browser as browsing
 from tests.integration.process import ROOT, environment, until, unused_ports
 from tests.toy_model import write_toy_model
 
+pytestmark = pytest.mark.core
+
 PROGRAMS = {"python": "", "embedding-server": "-m service"}
 
 
