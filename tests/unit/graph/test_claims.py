@@ -230,6 +230,10 @@ FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
     "of the number of distinct ids": lambda tf, table, item: (
         tf.gather(table, item) * tf.cast(tf.size(item) / tf.maximum(tf.size(tf.unique(item)[0]), 1), tf.float32)
     ),
+    "of distinct ids": lambda tf, table, item: tf.gather(table, tf.unique(item)[0]),
+    "of distinct ids, bounded": lambda tf, table, item: tf.gather(
+        tf.clip_by_norm(tf.gather(table, tf.unique(item)[0]), 5.0, [1]), tf.unique(item)[1]
+    ),
 }
 # The same, of lookups with max_norm 5: what each makes of rows.
 FEW_NORMS: dict[str, Callable[[Any, Any], Any]] = {
