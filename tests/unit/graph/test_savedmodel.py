@@ -230,6 +230,24 @@ def test_a_graph_that_parses_examples(tf: Any, tf_serving_testdata: Path) -> Non
         predict(servable, {input_name: np.array([b"\xff\xff"], object)}, name)
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_an_output_that_is_an_input_is_answered_as_it_was_sent(tf: Any, tmp_path: Path, is_whole: bool) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.int64, [None], "x")
+        # A loop can not be inlined, so the graph is opened as it was saved.
+        y = tf.while_loop(lambda i: i < 3, lambda i: i + 1, [tf.size(x)])[0] if is_whole else tf.size(x)
+        v1.saved_model.simple_save(session, str(tmp_path / "1"), {"x": x}, {"key": x, "again": x, "y": y})
+    servable = loaded(tmp_path / "1")
+    outputs = predict(servable, {"x": np.array([7, -1])}, "serving_default")
+    assert {name: array.tolist() for name, array in outputs.items()} == {
+        "key": [7, -1],
+        "again": [7, -1],
+        "y": 3 if is_whole else 2,
+    }
+    servable.close()
+
+
 def test_a_graph_with_state_keeps_it_between_requests(tf_serving_testdata: Path) -> None:
     servable = loaded(tf_serving_testdata / "saved_model_counter" / "00000123")
     assert {"get_counter", "incr_counter"} <= set(servable.signatures)
