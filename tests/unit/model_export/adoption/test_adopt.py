@@ -321,6 +321,23 @@ def test_an_added_lookup_of_a_sum_that_the_graph_scales_by_one_adds_up(tmp_path:
     assert served(artifact, "lookup", {feature.ids: ids, str(feature.row_splits): splits}) == {"v": sums}
 
 
+def test_one_feature_may_take_ids_of_two_dtypes(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.film = tf.Variable(FILMS)
+
+    def signature(dtype: str, answer: Any) -> Any:
+        return tf.function(
+            lambda film: {"film": answer(tf.gather(module.film, film))},
+            input_signature=[tf.TensorSpec([None], dtype, "film")],
+        )
+
+    signatures = {"few": signature("int32", tf.identity), "score": signature("int64", lambda rows: rows * 2.0)}
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures=signatures)
+    artifact = adopt(tmp_path / "saved", out=tmp_path / "out", measure=False)
+    kinds = {name: (entry.kind, [*entry.features]) for name, entry in manifest_of(artifact).signatures.items()}
+    assert kinds == {"few": ("lookup", ["film"]), "score": ("predict", ["film"])}
+
+
 def test_ids_that_read_no_row_are_told_and_looked_up_by_tensorflow(tmp_path: Path) -> None:
     module = tf.Module()
     module.films = tf.Variable(np.arange(40, dtype=np.float32).reshape(20, 2))
