@@ -198,8 +198,9 @@ class ServedChecks:
 
 
 def _has(dtype: np.dtype[Any] | None, value: Array) -> bool:
-    """Says whether a dtype has the numbers of an array."""
-    return dtype is None or dtype.kind not in "iu" or bool((value.astype(dtype) == value).all())
+    """Says whether a dtype has the numbers of an array; the server also takes keys in place of numbers."""
+    is_number = value.dtype != object and dtype is not None and dtype.kind in "iu"
+    return not is_number or bool((value.astype(dtype) == value).all())
 
 
 def _policy(lookup: LookupFeature) -> tuple[str, int | None]:
