@@ -528,6 +528,16 @@ def test_a_table_that_changes_keeps_its_graph_whole(tf: Any, tmp_path: Path, ope
     assert answer.tolist() == (module.tables["t"].numpy()[[1, 2, 0]] @ np.arange(12.0).reshape(4, 3)).tolist()
 
 
+def test_numbers_that_are_scattered_write_no_table(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        counts = tf.scatter_nd(item[:, None], tf.ones_like(item, tf.float32), [NUM_ROWS])
+        return tf.gather(table, item) * tf.reduce_max(counts)
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    servable = same_answers(opened, folder, [{"item": np.array([5, 7, 5])}])
+    assert isinstance(servable.backends[SIGNATURE], TowerBackend)
+
+
 def test_a_table_that_another_signature_writes_keeps_its_graph_whole(
     tf: Any, tmp_path: Path, opened: list[Servable]
 ) -> None:
