@@ -528,6 +528,20 @@ def test_a_table_that_changes_keeps_its_graph_whole(tf: Any, tmp_path: Path, ope
     assert answer.tolist() == (module.tables["t"].numpy()[[1, 2, 0]] @ np.arange(12.0).reshape(4, 3)).tolist()
 
 
+def test_a_tensor_that_is_fed_and_answered_may_be_any(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = v1.get_variable("tables/t", initializer=np.arange(12, dtype=np.float32).reshape(3, 4))
+        item = v1.placeholder(tf.int64, [None], "item") + 0
+        score = dense(tf, tf.gather(table, item))
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, str(tmp_path / "1"), {"item": item}, {"score": score, "item": item})
+    write_tables_manifest(tmp_path / "1")
+    servable = same_answers(opened, tmp_path / "1", [{"item": np.array([2, 0])}])
+    assert isinstance(servable.backends[SIGNATURE], TowerBackend) and servable.native is not None
+    assert servable.native.run(SIGNATURE, {"item": np.array([2, 0])})["item"].tolist() == [2, 0]
+
+
 def test_numbers_that_are_scattered_write_no_table(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
     def score(tf: Any, table: Any, item: Any) -> Any:
         counts = tf.scatter_nd(item[:, None], tf.ones_like(item, tf.float32), [NUM_ROWS])
