@@ -72,7 +72,7 @@ def open_savedmodel(
         meta_graph, steps = prepared(artifact, tags)
         flat = None if side_by_side else _Inlined.of(meta_graph, steps)
         graph_def = meta_graph.graph_def if flat is None else flat.graph_def
-        echoes = _add_echoes(meta_graph, graph_def)
+        echoes = add_echoes(meta_graph, graph_def)
         program = make_program(graph_def, steps, threads, side_by_side=side_by_side)
         session = open_session(program)
     except ArtifactError as error:
@@ -85,7 +85,7 @@ def open_savedmodel(
     return SavedModelBackend(session, sparse, flat.renamed | echoes, flat.calls)
 
 
-def _add_echoes(meta_graph: Any, graph_def: Any) -> dict[str, str]:
+def add_echoes(meta_graph: Any, graph_def: Any) -> dict[str, str]:
     """Adds a node for each output that is an input of its signature, as TensorFlow does not fetch what is fed.
 
     Returns tensor of the output -> the node's tensor.
