@@ -378,6 +378,27 @@ def test_one_input_may_be_read_by_several_lookups(tmp_path: Path) -> None:
     assert sorted(found.values()) == sorted([FILMS[[3, 0]].tolist(), WORDS[[3, 0]].tolist()])
 
 
+def test_one_input_of_two_vocabularies_is_looked_up_by_a_prediction(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.film, module.word = tf.Variable(FILMS), tf.Variable(WORDS)
+
+    def hashed(table: Any, key: Any) -> Any:
+        return tf.gather(table, tf.strings.to_hash_bucket_fast(key, table.shape[0]))
+
+    rows = tf.function(
+        lambda key: {"film": hashed(module.film, key), "word": hashed(module.word, key)},
+        input_signature=[tf.TensorSpec([None], tf.string, "key")],
+    )
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures={"rows": rows})
+    told: list[str] = []
+    entry = manifest_of(adopt(tmp_path / "saved", out=tmp_path / "out", measure=False, say=told.append)).signatures[
+        "rows"
+    ]
+    assert (entry.kind, len(entry.features), entry.run) == ("predict", 2, "cut")
+    assert any("read input 'key' by different vocabularies" in line for line in told)
+    assert not any("please report" in line for line in told)
+
+
 def test_an_added_lookup_takes_the_keys_that_a_prediction_hashes(tmp_path: Path) -> None:
     module = tf.Module()
     module.film = tf.Variable(FILMS)
