@@ -137,6 +137,15 @@ def test_any_nan_of_a_narrow_float_equals_any_other(dtype: Any) -> None:
     assert counts.faults == ["signature 's', ours: output 'x' differs from theirs by 1"]
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_a_number_where_the_graph_has_none_is_a_fault(odd: float) -> None:
+    counts = BitCounts("s", "ours", "theirs")
+    counts.add({"x": np.array([1, odd], np.float32)}, {"x": np.array([1, odd], np.float32)})
+    assert counts.faults == []
+    counts.add({"x": np.array([1, 0], np.float32)}, {"x": np.array([1, odd], np.float32)})
+    assert counts.faults == ["signature 's', ours: output 'x' is finite where it is not in theirs, or the reverse"]
+
+
 def test_answers_of_one_side_only_and_other_numbers_are_faults() -> None:
     counts = BitCounts("s", "ours", "theirs")
     counts.add({"x": np.ones(2, np.float32)}, {"x": np.ones(2, np.float32)})
