@@ -155,7 +155,7 @@ def _signature(
     is_exact = all(feature.is_exact for feature in found.values())
     outputs = find_outputs(graph, tensors)
     used = {part for f in entries.values() for part in (f.ids, f.row_splits, f.weights) if part}
-    reason = _not_a_lookup(graph, found, ends, outputs, used)
+    reason = _not_a_lookup(graph, found, ends, outputs, used) or _of_two_vocabularies(entries, features.named)
     if not reason and isinstance(outputs, dict):
         alone = {parts[0]: output for output, parts in reversed(outputs.items()) if len(parts) == 1}
         lookups = {name: replace(entry, output=alone.get(name)) for name, entry in entries.items()}
@@ -193,6 +193,16 @@ def _not_a_lookup(
         return f"input {given[0]!r} has a default, and a lookup answers only what a request names"
     if check := graph.check(used):
         return f"{check} may refuse a request, by a condition that is not known"
+    return ""
+
+
+def _of_two_vocabularies(entries: Mapping[str, LookupFeature], named: Mapping[str, NamedFeature]) -> str:
+    """Says which features read one input by different vocabularies, which a lookup can not; "" if none do."""
+    first: dict[str, str] = {}
+    for name, lookup in entries.items():
+        other = first.setdefault(lookup.ids, name)
+        if named[other].keys != named[name].keys:
+            return f"features {other!r} and {name!r} read input {lookup.ids!r} by different vocabularies"
     return ""
 
 

@@ -331,7 +331,9 @@ class _Requests:
         vocabulary = self.manifest.vocabularies.get(feature.vocabulary or "")
         ids = random.integers(0, self.manifest.tables[feature.table].vocabulary_size, shape)
         tensor = self.spec.inputs[lookup.ids]
-        if vocabulary is not None and tensor.takes_keys and self.spec.kind == "predict":
+        # An input of two vocabularies has none of them, and takes the strings of both.
+        takes_keys = tensor.takes_keys or tensor.dtype == "string"
+        if vocabulary is not None and takes_keys and self.spec.kind == "predict":
             lines = vocabulary_lines(self.artifact / vocabulary.file)[:1000] if vocabulary.file else ()
             keys = [lines[int(i) % len(lines)] if lines else b"%d" % i for i in ids.reshape(-1)]
             drawn = np.empty(len(keys), object)

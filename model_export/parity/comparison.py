@@ -179,7 +179,7 @@ class Comparison:
             return
         before = self.outputs.get(output, OutputParity())
         rows = before.rows + (len(wanted) if wanted.ndim else 1)
-        if wanted.dtype.kind not in "fiub":
+        if wanted.dtype.kind not in "fiub" and wanted.dtype.name != "bfloat16":
             if not np.array_equal(actual, wanted):
                 self._fault(f"output {output!r} is not what {self._reference} says")
             self.outputs[output] = OutputParity(rows, before.max_absolute_error, before.max_relative_error)
@@ -252,11 +252,14 @@ class BitCounts:
         comparison.add(served, wanted)
         for fault in comparison.faults:
             self._fault(f"{counts.of}: {fault.partition(', ')[2]}")
+        odd = [output for output in wanted.keys() & served.keys() if _are_odd_apart(served[output], wanted[output])]
+        for output in sorted(odd):
+            self._fault(f"{counts.of}: output {output!r} is finite where it is not in {counts.with_}, or the reverse")
         dtypes = {output: (served[output].dtype, wanted[output].dtype) for output in wanted.keys() & served.keys()}
         other = {output: pair for output, pair in dtypes.items() if pair[0] != pair[1]}
         for output, (found, expected) in other.items():
             self._fault(f"{counts.of}: output {output!r} is {found}, and {expected} in {counts.with_}")
-        if not comparison.faults and not other:
+        if not comparison.faults and not other and not odd:
             differing = [rows_of_other_bits(served[output], wanted[output]) for output in wanted]
             self.result = replace(
                 self.result,
@@ -268,6 +271,12 @@ class BitCounts:
         line = f"signature {self._signature!r}, {text}"
         if line not in self.faults:
             self.faults.append(line)
+
+
+def _are_odd_apart(one: Array, other: Array) -> bool:
+    """Says whether one of two arrays has NaN or infinity in a place where the other has a finite number."""
+    is_float = all(array.dtype.kind == "f" or array.dtype.name == "bfloat16" for array in (one, other))
+    return is_float and one.shape == other.shape and bool((np.isfinite(one) != np.isfinite(other)).any())
 
 
 def rows_of_other_bits(one: Array, other: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,11 +29,14 @@ _FAR = {"int32": 2**31 - 1, "int64": 2**40 + 1}
 class Case:
     """One request: the ids of each feature. refused: why the signature must refuse it; "" if it must answer.
 
+    refused_of: the feature whose ids must be refused.
+
     A request that must be refused may lack features, and so outputs.
     """
 
     features: Mapping[str, Ids]
     refused: str = ""
+    refused_of: str = ""
 
     def inputs(self, signature: SignatureEntry) -> dict[str, Array]:
         """Returns the request's input tensors for a signature; the tensor of weights that are not sent is empty."""
@@ -77,6 +80,9 @@ class CaseWriter:
         and the last id of a table; ids outside of it and unknown keys if the policies accept them; negative weights,
         weights that sum to 0 and to less than 1. Then follow, one at a time, ids that the lookup must refuse.
         """
+        return self._with_shared_inputs(self._lookup_cases())
+
+    def _lookup_cases(self) -> Iterator[Case]:
         rng = np.random.default_rng(_SEED)
         sizes = {0, 1, 2, 7, *self.signature.batch_sizes, *(size + 1 for size in self.signature.batch_sizes[:-1])}
         most = max(self.signature.batch_sizes, default=max(sizes))
@@ -92,6 +98,9 @@ class CaseWriter:
         Their ids are inside the tables, row 0 among them; keys are known, or unknown if the policy accepts that; some
         rows are empty.
         """
+        return self._with_shared_inputs(self._predict_cases(sizes))
+
+    def _predict_cases(self, sizes: tuple[int, ...]) -> Iterator[Case]:
         rng = np.random.default_rng(_SEED)
         for rows in sizes:
             yield Case({name: self._ids(rng, name, rows, False, is_inside=True) for name in self.signature.features})
@@ -103,6 +112,9 @@ class CaseWriter:
         Each value is alone in its row. First come the values that the policies accept, many of all features in a
         request; then those that must be refused, one in a request.
         """
+        return self._with_shared_inputs(self._edge_cases(constants))
+
+    def _edge_cases(self, constants: Constants) -> Iterator[Case]:
         rng = np.random.default_rng(_SEED)
         most = min(max(self.signature.batch_sizes, default=_MOST_EDGES), _MOST_EDGES)
         accepted: dict[str, Array] = {}
@@ -111,6 +123,9 @@ class CaseWriter:
             values = self._edges(name, constants)
             refused = np.array([self._is_refused(name, values[n : n + 1]) for n in range(len(values))], bool)
             accepted[name], bad[name] = values[~refused], values[refused]
+        for names in self._shared():
+            together = np.unique(np.concatenate([accepted[name] for name in names]))
+            accepted |= dict.fromkeys(names, together[self._are_accepted(names, together)])
         for start in range(0, max(map(len, accepted.values()), default=0), most):
             edges = {name: values[start : start + most] for name, values in accepted.items()}
             rows = max(map(len, edges.values()))
@@ -121,7 +136,61 @@ class CaseWriter:
             for n in range(len(ends)):
                 others = {other: self._ids(rng, other, 1, False, is_inside=True) for other in self._beside(name)}
                 features = {**others, name: self._alone(rng, name, ends[n : n + 1], 1)}
-                yield Case(features, f"{self.signature.features[name].ids}: {ends[n]!r}")
+                yield Case(features, f"{self.signature.features[name].ids}: {ends[n]!r}", name)
+
+    def _shared(self) -> list[list[str]]:
+        """Returns the features of each input of ids that several features read."""
+        names: dict[str, list[str]] = {}
+        for name, feature in self.signature.features.items():
+            names.setdefault(feature.ids, []).append(name)
+        return [group for group in names.values() if len(group) > 1]
+
+    def _with_shared_inputs(self, cases: Iterator[Case]) -> Iterator[Case]:
+        """Yields requests in which features that read one input have the ids of one of them."""
+        groups = self._shared()
+        for case in cases:
+            features = dict(case.features)
+            for names in groups:
+                if len(present := [name for name in names if name in features]) > 1:
+                    features |= self._alike(present, case)
+            yield replace(case, features=features)
+
+    def _alike(self, names: Sequence[str], case: Case) -> dict[str, Ids]:
+        """Returns the same ids for several features: those of the feature that must be refused, or else ids that all
+        accept."""
+        features = self.signature.features
+        first = max(names, key=lambda name: (features[name].weights is not None, features[name].row_splits is not None))
+        ids = case.features[case.refused_of if case.refused_of in names else first]
+        values = ids.values if isinstance(ids, RaggedIds) else ids
+        if case.refused_of not in names:
+            values = self._accepted(names, values)
+        if isinstance(ids, RaggedIds):
+            splits, weights = ids.row_splits, ids.weights
+        else:
+            splits, weights = np.arange(values.size + 1, dtype=np.int64), None
+        found: dict[str, Ids] = {}
+        for name in names:
+            if features[name].row_splits is None:
+                found[name] = values
+                continue
+            is_unweighted = weights is None and name in self.weighted and name != case.refused_of
+            own = np.ones(values.size, np.float32) if is_unweighted else weights if features[name].weights else None
+            found[name] = RaggedIds(values.reshape(-1), splits, own)
+        return found
+
+    def _accepted(self, names: Sequence[str], values: Array) -> Array:
+        """Returns values in which one that all of the features accept stands for each that one of them refuses."""
+        good = self._are_accepted(names, values.reshape(-1)).reshape(values.shape)
+        if good.all():
+            return values
+        rng = np.random.default_rng(_SEED)
+        drawn = np.concatenate([self._draw(rng, name, values.size, is_inside=True) for name in names])
+        some = drawn[self._are_accepted(names, drawn)]
+        return np.where(good, values, np.resize(some, values.shape)) if some.size else values
+
+    def _are_accepted(self, names: Sequence[str], values: Array) -> Array:
+        refused = [any(self._is_refused(name, values[n : n + 1]) for name in names) for n in range(values.size)]
+        return ~np.array(refused, bool)
 
     def _alone(self, rng: np.random.Generator, name: str, values: Array, rows: int) -> Ids:
         if len(values) < rows:
@@ -189,16 +258,16 @@ class CaseWriter:
         for name, feature in self.signature.features.items():
             others = {other: plain[other] for other in self._beside(name)}
             for reason, bad in self._refused_values(name, feature):
-                yield Case({**others, name: with_last(name, bad)}, f"{feature.ids}: {reason}")
+                yield Case({**others, name: with_last(name, bad)}, f"{feature.ids}: {reason}", name)
             if name in self.weighted and isinstance(ids := plain[name], RaggedIds):
                 unweighted = ids._replace(weights=np.zeros(0, np.float32))
-                yield Case({**others, name: unweighted}, f"{feature.ids}: no weights")
+                yield Case({**others, name: unweighted}, f"{feature.ids}: no weights", name)
             most = feature.max_ids_per_row
             if feature.row_splits and most is not None and feature.on_too_many_ids == "error":
                 values = self._draw(rng, name, most + 1, is_inside=True)
                 weights = np.ones(most + 1, np.float32) if name in self.weighted else None
                 too_long = RaggedIds(values, np.array([0, 0, most + 1]), weights)
-                yield Case({**others, name: too_long}, f"{feature.ids}: {most + 1} ids in a row")
+                yield Case({**others, name: too_long}, f"{feature.ids}: {most + 1} ids in a row", name)
 
     def _refused_values(self, name: str, feature: LookupFeature) -> Iterator[tuple[str, Array]]:
         vocabulary_size, keys = self._vocabulary_size(name), self.keys.get(name)

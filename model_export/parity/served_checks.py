@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -148,14 +149,15 @@ class ServedChecks:
         """Yields each edge id or key of a feature as two arrays of one: for a prediction, and for a lookup.
 
         The two differ where the prediction takes row numbers and the lookup takes keys: then only rows with a key are
-        yielded. Ids that the lookup drops are left out: for such an id, TensorFlow's safe lookup gathers row 0, and
-        replaces that row by zeros afterwards.
+        yielded. Ids that the lookup's dtype lacks are left out, and ids that the lookup drops: for such an id,
+        TensorFlow's safe lookup gathers row 0, and replaces that row by zeros afterwards.
         """
         writer = self._writer(predict, {feature: source})
         lookup = self._manifest.signatures[name].features[feature]
         theirs = self._writer(name, {feature: lookup}).keys.get(feature)
         ours = writer.keys.get(feature)
         needs_keys = theirs is not None and not theirs.sends_rows and (ours is None or ours.sends_rows)
+        dtype = self._served.specs[name].inputs[lookup.ids].numpy_dtype
         for case in writer.edge_cases(self._constants):
             ids = case.features[feature]
             values = ids.values if isinstance(ids, RaggedIds) else ids.reshape(len(ids), -1)[:, 0]
@@ -164,7 +166,7 @@ class ServedChecks:
                 if needs_keys and theirs is not None:
                     if (key := theirs.key_of(int(value[0]))) is not None:
                         yield value, key
-                elif not writer.is_dropped(feature, value):
+                elif not writer.is_dropped(feature, value) and _has(dtype, value):
                     yield value, value
 
     def _writer(self, signature: str, features: Mapping[str, LookupFeature]) -> CaseWriter:
@@ -193,6 +195,12 @@ class ServedChecks:
                 yield filled(spec, case.inputs(entry), rows)
         sizes = sorted({table.vocabulary_size for table in self._manifest.tables.values()})
         yield from undescribed_edges(spec, entry, sizes, self._constants, min(fixed, default=3))
+
+
+def _has(dtype: np.dtype[Any] | None, value: Array) -> bool:
+    """Says whether a dtype has the numbers of an array; the server also takes keys in place of numbers."""
+    is_number = value.dtype != object and dtype is not None and dtype.kind in "iu"
+    return not is_number or bool((value.astype(dtype) == value).all())
 
 
 def _policy(lookup: LookupFeature) -> tuple[str, int | None]:

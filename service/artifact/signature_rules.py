@@ -231,7 +231,7 @@ def _check_inputs(spec: SignatureSpec, entry: SignatureEntry, feature: str, mani
             raise ArtifactError(f"signature {spec.name!r}: input {name!r} is {found.dtype}, expected {_either(dtypes)}")
         if is_lookup and (found.shape is None or len(found.shape) not in ranks):
             raise ArtifactError(f"signature {spec.name!r}: input {name!r} is not of rank {_either(map(str, ranks))}")
-    for other, found_lookup in entry.features.items():
+    for other, found_lookup in entry.features.items() if is_lookup else ():
         if found_lookup.ids == lookup.ids and (
             manifest.features[other].vocabulary != manifest.features[feature].vocabulary
         ):

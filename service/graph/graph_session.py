@@ -100,6 +100,8 @@ def make_program(
       side_by_side: the pool's threads run operations side by side, even if one thread could run all.
     """
     config = message_class("tensorflow.ConfigProto")()
+    # A graph may name the GPU of the machine that saved it.
+    config.allow_soft_placement = True
     config.intra_op_parallelism_threads = threads.within_op or threads.all
     config.inter_op_parallelism_threads = threads.side_by_side or config.intra_op_parallelism_threads
     # The other executor hands each run to a thread of the pool, and back. Measured with one row and three gathers: 9.4

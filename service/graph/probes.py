@@ -59,6 +59,8 @@ def requests(
     random = np.random.default_rng(17)
     dtype = spec.inputs[feature.ids].numpy_dtype
     ids = _ids(feature, vocabulary_size, constants, random, dtype) if keys is None else _keys(keys, constants, random)
+    # One of the ids twice: a graph may read the rows of distinct ids.
+    ids = np.append(ids, ids[:1])
     sizes = [size for size in constants.sizes if SHORT < size <= MOST_LENGTH]
     near = sorted({size + d for size in sizes for d in (-1, 0, 1)})
     if feature.row_splits is None:

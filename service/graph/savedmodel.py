@@ -35,7 +35,7 @@ class SavedModelBackend:
 
     session: None where the core can not load TensorFlow's library, so that no request can run the signatures.
     sparse: signature -> name of a sparse input -> the graph's three tensors of it.
-    renamed: tensor of an output -> the session's tensor in its place, if it has another name.
+    renamed: tensor of an output -> the session's tensor in its place, if it has another name, or is fed.
     calls: nodes that must run with the outputs that they had before function calls were inlined.
     """
 
@@ -72,6 +72,7 @@ def open_savedmodel(
         meta_graph, steps = prepared(artifact, tags)
         flat = None if side_by_side else _Inlined.of(meta_graph, steps)
         graph_def = meta_graph.graph_def if flat is None else flat.graph_def
+        echoes = add_echoes(meta_graph, graph_def)
         program = make_program(graph_def, steps, threads, side_by_side=side_by_side)
         session = open_session(program)
     except ArtifactError as error:
@@ -80,8 +81,24 @@ def open_savedmodel(
         raise ArtifactError(f"TensorFlow can not load {artifact}: {_text(error)}") from error
     sparse = read_sparse_names(meta_graph)
     if flat is None or not program.is_single_threaded:
-        return SavedModelBackend(session, sparse)
-    return SavedModelBackend(session, sparse, flat.renamed, flat.calls)
+        return SavedModelBackend(session, sparse, echoes)
+    return SavedModelBackend(session, sparse, flat.renamed | echoes, flat.calls)
+
+
+def add_echoes(meta_graph: Any, graph_def: Any) -> dict[str, str]:
+    """Adds a node for each output that is an input of its signature, as TensorFlow does not fetch what is fed.
+
+    Returns tensor of the output -> the node's tensor.
+    """
+    found: dict[str, str] = {}
+    for signature in meta_graph.signature_def.values():
+        fed = {canonical(tensor) for tensor in tensor_names(signature.inputs.values())}
+        for info in signature.outputs.values():
+            if info.name and info.name not in found and canonical(info.name) in fed:
+                echo = graph_def.node.add(name=f"whole/echo_{len(found)}", op="Identity", input=[canonical(info.name)])
+                echo.attr["T"].type = info.dtype
+                found[info.name] = f"{echo.name}:0"
+    return found
 
 
 class _Inlined(NamedTuple):

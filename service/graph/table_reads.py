@@ -21,6 +21,7 @@ _PURE_READS = frozenset(
         *("VarHandleOp", "VariableV2", "HashTableV2"),
     }
 )
+# Beginnings of the names of ops that write.
 _WRITES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "LookupTableInsert")
 # Ops that TensorFlow calls stateful, or that take references, and that leave every state as it is.
 _KEEPS_STATE = _PURE_READS | {
@@ -83,7 +84,7 @@ def needed_nodes(flat: FlatGraph, roots: Iterable[str], follow: Callable[[str], 
     """
     effects = [f"^{name}" for name in flat.calls]
     needed = flat.ancestors([*roots, *effects], follow=follow)
-    if writer := next((n for n in sorted(needed) if flat.nodes[n].op.startswith(_WRITES)), None):
+    if writer := next((n for n in sorted(needed) if _writes(flat.nodes[n].op)), None):
         raise NotProven(f"node {writer!r} writes what it may read")
     if flow := next((n for n in sorted(needed) if flat.nodes[n].op in _CONTROL_FLOW), None):
         raise NotProven(f"node {flow!r} is control flow of TensorFlow 1")
@@ -158,6 +159,13 @@ def _signatures(meta_graph: Any) -> list[str]:
 def _flat(meta_graph: Any, signature: str) -> FlatGraph:
     outputs = meta_graph.signature_def[signature].outputs.values()
     return flatten(meta_graph.graph_def, [*tensor_names(outputs)])
+
+
+def _writes(name: str) -> bool:
+    """Says whether an op writes a variable or a table; ScatterNd, which only makes numbers, takes neither."""
+    op = op_definition(name) if name.startswith(_WRITES) else None
+    taken = () if op is None else op.input_arg
+    return name.startswith(_WRITES) and (op is None or any(one.is_ref or one.type == _RESOURCE for one in taken))
 
 
 def _writers(flat: FlatGraph) -> Iterator[str]:

@@ -350,6 +350,7 @@ def _candidate(
         raise NotProven(f"node {drawn[0]!r} computes other ids in each run")
     effects = tuple(sorted(filter(acting(flat, checked), needed)))
     given = {read.rows for read in reads}
+    given |= {canonical(tensor.tensor_name) for tensor in spec.inputs.values() if tensor.tensor_name}
     outputs = {}
     for (name, tensor), root in zip(spec.outputs.items(), roots, strict=True):
         # An output that is itself fed gets a new node, because TensorFlow can not fetch a fed tensor.

@@ -24,6 +24,7 @@ from service.errors import (
     Unimplemented,
 )
 from service.graph.restoring import prepared
+from service.graph.savedmodel import add_echoes
 from service.graph.sparse import feed_with_sparse, read_sparse_names
 from service.types import Array, GraphThreads, SignatureSpec, Tensors
 
@@ -36,6 +37,7 @@ class Graph:
         self._opening = threading.Lock()
         self._session: Any = None
         self._sparse: Mapping[str, Any] = {}
+        self._echoes: Mapping[str, str] = {}
         self._calls: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Any] = {}
 
     def open(self) -> None:
@@ -47,8 +49,10 @@ class Graph:
 
             v1, artifact = tf.compat.v1, self._artifact
             meta_graph, steps = prepared(artifact, self._tags)
+            echoes = add_echoes(meta_graph, meta_graph.graph_def)
             graph, threads = tf.Graph(), self._threads
             config = v1.ConfigProto(
+                allow_soft_placement=True,
                 intra_op_parallelism_threads=threads.within_op or 1,
                 inter_op_parallelism_threads=threads.side_by_side or threads.all,
             )
@@ -60,7 +64,8 @@ class Graph:
                     session.run(graph.get_operation_by_name(operation), dict(fed))
             except (tf.errors.OpError, ValueError, KeyError) as error:
                 raise ArtifactError(f"TensorFlow can not load {artifact}: {first_line(str(error))}") from error
-            self._sparse, self._session = read_sparse_names(meta_graph), session
+            self._sparse, self._echoes = read_sparse_names(meta_graph), echoes
+            self._session = session
 
     def run(self, spec: SignatureSpec, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
         """Runs a signature's graph on inputs that reference.inputs has checked; returns the named outputs.
@@ -87,7 +92,8 @@ class Graph:
         feed, convert = feed_with_sparse(
             fed, self._sparse.get(spec.name, {}), {name: spec.inputs[name].tensor_name for name in fed}
         )
-        fetch = [spec.outputs[name].tensor_name for name in outputs]
+        fetched = (spec.outputs[name].tensor_name for name in outputs)
+        fetch = [self._echoes.get(tensor, tensor) for tensor in fetched]
         if "" in (*feed, *fetch):
             raise InvalidRequest(f'signature "{spec.name}" has a sparse or composite tensor that no request can carry')
         # Session.run would compare shapes with the placeholders', which TensorFlow Serving does not.

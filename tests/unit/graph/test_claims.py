@@ -258,6 +258,10 @@ FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
     "of the number of distinct ids": lambda tf, table, item: (
         tf.gather(table, item) * tf.cast(tf.size(item) / tf.maximum(tf.size(tf.unique(item)[0]), 1), tf.float32)
     ),
+    "of distinct ids": lambda tf, table, item: tf.gather(table, tf.unique(item)[0]),
+    "of distinct ids, bounded": lambda tf, table, item: tf.gather(
+        tf.clip_by_norm(tf.gather(table, tf.unique(item)[0]), 5.0, [1]), tf.unique(item)[1]
+    ),
 }
 # The same, of lookups with max_norm 5: what each makes of rows.
 FEW_NORMS: dict[str, Callable[[Any, Any], Any]] = {
@@ -551,6 +555,30 @@ def test_a_table_that_changes_keeps_its_graph_whole(tf: Any, tmp_path: Path, ope
     assert servable.native is not None
     answer = servable.native.run(SIGNATURE, {"key": np.array([10, -20, 5])})["score"]
     assert answer.tolist() == (module.tables["t"].numpy()[[1, 2, 0]] @ np.arange(12.0).reshape(4, 3)).tolist()
+
+
+def test_a_tensor_that_is_fed_and_answered_may_be_any(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = v1.get_variable("tables/t", initializer=np.arange(12, dtype=np.float32).reshape(3, 4))
+        item = v1.placeholder(tf.int64, [None], "item") + 0
+        score = dense(tf, tf.gather(table, item))
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, str(tmp_path / "1"), {"item": item}, {"score": score, "item": item})
+    write_tables_manifest(tmp_path / "1")
+    servable = same_answers(opened, tmp_path / "1", [{"item": np.array([2, 0])}])
+    assert isinstance(servable.backends[SIGNATURE], TowerBackend) and servable.native is not None
+    assert servable.native.run(SIGNATURE, {"item": np.array([2, 0])})["item"].tolist() == [2, 0]
+
+
+def test_numbers_that_are_scattered_write_no_table(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        counts = tf.scatter_nd(item[:, None], tf.ones_like(item, tf.float32), [NUM_ROWS])
+        return tf.gather(table, item) * tf.reduce_max(counts)
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    servable = same_answers(opened, folder, [{"item": np.array([5, 7, 5])}])
+    assert isinstance(servable.backends[SIGNATURE], TowerBackend)
 
 
 def test_a_table_that_another_signature_writes_keeps_its_graph_whole(

@@ -21,6 +21,7 @@ from service.graph.savedmodel import SavedModelBackend, open_savedmodel
 from service.graph.sparse import to_coo
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
+from service.reference.graphs import Graph
 from service.types import GraphThreads
 from service.versions.servable import Servable
 
@@ -229,6 +230,46 @@ def test_a_graph_that_parses_examples(tf: Any, tf_serving_testdata: Path) -> Non
     assert output.reshape(-1).tolist() in ([3.0], [4.0])
     with pytest.raises(InvalidRequest, match="[Pp]arse"):
         predict(servable, {input_name: np.array([b"\xff\xff"], object)}, name)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_an_output_that_is_an_input_is_answered_as_it_was_sent(tf: Any, tmp_path: Path, is_whole: bool) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.int64, [None], "x")
+        # A loop can not be inlined, so the graph is opened as it was saved.
+        y = tf.while_loop(lambda i: i < 3, lambda i: i + 1, [tf.size(x)])[0] if is_whole else tf.size(x)
+        v1.saved_model.simple_save(session, str(tmp_path / "1"), {"x": x}, {"key": x, "again": x, "y": y})
+    servable = loaded(tmp_path / "1")
+    inputs = {"x": np.array([7, -1])}
+    outputs = predict(servable, inputs, "serving_default")
+    wanted = {"key": [7, -1], "again": [7, -1], "y": 3 if is_whole else 2}
+    assert {name: array.tolist() for name, array in outputs.items()} == wanted
+    servable.close()
+    spec = read_signatures(tmp_path / "1" / "saved_model.pb")["serving_default"]
+    graph = Graph(tmp_path / "1", SERVE, GraphThreads(1))
+    assert {name: array.tolist() for name, array in graph.run(spec, inputs, (*wanted,)).items()} == wanted
+    graph.close()
+
+
+def test_a_graph_that_names_a_device_of_another_machine_runs_here(tf: Any, tmp_path: Path) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session(config=v1.ConfigProto(allow_soft_placement=True)) as session:
+        x = v1.placeholder(tf.float32, [None], "x")
+        with tf.device("/gpu:7"):
+            y = tf.nn.top_k(x * v1.get_variable("factor", initializer=3.0), 2).values
+        session.run(v1.global_variables_initializer())
+        builder = v1.saved_model.Builder(str(tmp_path / "1"))
+        definition = v1.saved_model.predict_signature_def({"x": x}, {"y": y})
+        builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": definition})
+        builder.save()
+    servable = loaded(tmp_path / "1")
+    assert predict(servable, {"x": floats(1, 2)}, "serving_default")["y"].tolist() == [6, 3]
+    servable.close()
+    spec = read_signatures(tmp_path / "1" / "saved_model.pb")["serving_default"]
+    graph = Graph(tmp_path / "1", SERVE, GraphThreads(1))
+    assert graph.run(spec, {"x": floats(1, 2)}, ("y",))["y"].tolist() == [6, 3]
+    graph.close()
 
 
 def test_a_graph_with_state_keeps_it_between_requests(tf_serving_testdata: Path) -> None:

@@ -57,6 +57,15 @@ def in_lookup(feature: str, **fields: Any) -> Edit:
     return lambda data: data["signatures"]["lookup"]["features"][feature].update(fields)
 
 
+def test_a_predict_may_read_one_input_by_two_vocabularies(tmp_path: Path) -> None:
+    def edit(data: Any) -> None:
+        data["signatures"]["serving_default"]["features"]["tags"].update(ids="user", row_splits=None, combiner=None)
+
+    lookups = opened(write_toy_model(tmp_path / "1", edit_manifest=edit))
+    user = lookups.signatures["serving_default"].inputs["user"]
+    assert (lookups.faults, user.vocabulary, user.bounds) == ({}, None, "none")
+
+
 def in_vocabulary(**fields: Any) -> Edit:
     """Returns an edit of the manifest that changes fields of the vocabulary."""
     return lambda data: data["vocabularies"]["tag"].update(fields)

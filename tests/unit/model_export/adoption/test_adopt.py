@@ -321,6 +321,100 @@ def test_an_added_lookup_of_a_sum_that_the_graph_scales_by_one_adds_up(tmp_path:
     assert served(artifact, "lookup", {feature.ids: ids, str(feature.row_splits): splits}) == {"v": sums}
 
 
+def test_one_feature_may_take_ids_of_two_dtypes(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.film = tf.Variable(FILMS)
+
+    def signature(dtype: str, answer: Any) -> Any:
+        return tf.function(
+            lambda film: {"film": answer(tf.gather(module.film, film))},
+            input_signature=[tf.TensorSpec([None], dtype, "film")],
+        )
+
+    signatures = {"few": signature("int32", tf.identity), "score": signature("int64", lambda rows: rows * 2.0)}
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures=signatures)
+    artifact = adopt(tmp_path / "saved", out=tmp_path / "out", measure=False)
+    kinds = {name: (entry.kind, [*entry.features]) for name, entry in manifest_of(artifact).signatures.items()}
+    assert kinds == {"few": ("lookup", ["film"]), "score": ("predict", ["film"])}
+
+
+def test_one_input_may_be_read_by_several_lookups(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.film, module.word = tf.Variable(FILMS), tf.Variable(WORDS)
+
+    def sums(values: Any, splits: Any, weights: Any) -> dict[str, Any]:
+        ids = tf.RaggedTensor.from_row_splits(values, splits).to_sparse()
+        given = tf.RaggedTensor.from_row_splits(weights, splits).to_sparse()
+        return {
+            "mean": tf.nn.embedding_lookup_sparse(module.film, ids, given, combiner="mean"),
+            "sum": tf.nn.embedding_lookup_sparse(module.word, ids, None, combiner="sum"),
+            "row": tf.gather(module.word, values),
+        }
+
+    item, values, splits = (tf.TensorSpec([None], tf.int64, name) for name in ("item", "values", "splits"))
+    answers: dict[str, tuple[Any, list[Any]]] = {
+        "of two sizes": (lambda item: {"a": tf.gather(module.film, item), "b": tf.gather(module.word, item)}, [item]),
+        "of two policies": (
+            lambda item: {
+                "a": tf.gather(module.film, item),
+                "b": tf.gather(module.film, tf.where(item < 0, item + len(FILMS), item)),
+            },
+            [item],
+        ),
+        "of two combiners": (sums, [values, splits, tf.TensorSpec([None], tf.float32, "weights")]),
+    }
+    signatures = {
+        name.replace(" ", "_"): tf.function(answer, input_signature=specs) for name, (answer, specs) in answers.items()
+    }
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures=signatures)
+    artifact = adopt(tmp_path / "saved", out=tmp_path / "out", measure=False)
+    kinds = {name: (entry.kind, len(entry.features)) for name, entry in manifest_of(artifact).signatures.items()}
+    assert kinds == {
+        "of_two_sizes": ("lookup", 2),
+        "of_two_policies": ("lookup", 2),
+        "of_two_combiners": ("lookup", 3),
+    }
+    found = served(artifact, "of_two_sizes", {"item": [3, 0]})
+    assert sorted(found.values()) == sorted([FILMS[[3, 0]].tolist(), WORDS[[3, 0]].tolist()])
+
+
+def test_one_input_of_two_vocabularies_is_looked_up_by_a_prediction(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.film, module.word = tf.Variable(FILMS), tf.Variable(WORDS)
+
+    def hashed(table: Any, key: Any) -> Any:
+        return tf.gather(table, tf.strings.to_hash_bucket_fast(key, table.shape[0]))
+
+    rows = tf.function(
+        lambda key: {"film": hashed(module.film, key), "word": hashed(module.word, key)},
+        input_signature=[tf.TensorSpec([None], tf.string, "key")],
+    )
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures={"rows": rows})
+    told: list[str] = []
+    entry = manifest_of(adopt(tmp_path / "saved", out=tmp_path / "out", measure=False, say=told.append)).signatures[
+        "rows"
+    ]
+    assert (entry.kind, len(entry.features), entry.run) == ("predict", 2, "cut")
+    assert any("read input 'key' by different vocabularies" in line for line in told)
+    assert not any("please report" in line for line in told)
+    # To be timed, the signature is sent keys.
+    adopt(tmp_path / "saved", out=tmp_path / "out", say=told.append)
+    assert not any("could not be compared" in line for line in told)
+
+
+def test_an_added_lookup_takes_the_keys_that_a_prediction_hashes(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.film = tf.Variable(FILMS)
+    score = tf.function(
+        lambda film: {"score": tf.gather(module.film, tf.strings.to_hash_bucket_fast(film, len(FILMS))) * 2.0},
+        input_signature=[tf.TensorSpec([None], tf.string, "film")],
+    )
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures={"score": score})
+    manifest = manifest_of(adopt(tmp_path / "saved", out=tmp_path / "out", measure=False))
+    assert {name: entry.kind for name, entry in manifest.signatures.items()} == {"score": "predict", "lookup": "lookup"}
+    assert manifest.features["film"].vocabulary is not None
+
+
 def test_ids_that_read_no_row_are_told_and_looked_up_by_tensorflow(tmp_path: Path) -> None:
     module = tf.Module()
     module.films = tf.Variable(np.arange(40, dtype=np.float32).reshape(20, 2))

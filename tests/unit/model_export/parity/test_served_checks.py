@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -125,6 +126,24 @@ def test_a_graph_that_fails_is_a_fault_and_not_nothing_to_compare(tf: Any, tmp_p
     artifact = saved(tf, tmp_path / "1", lambda ids: ids, fails)
     with pytest.raises(Disagreements, match="'serving_default' can not be compared: its graph fails: NotFoundError"):
         check_parity(artifact, manifest_of(artifact))
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
+def test_any_nan_of_a_narrow_float_equals_any_other(dtype: Any) -> None:
+    counts = BitCounts("s", "ours", "theirs")
+    counts.add({"x": np.array([1, np.nan], dtype)}, {"x": np.array([1, np.nan], dtype)})
+    assert (counts.faults, counts.result.other_bits) == ([], 0)
+    counts.add({"x": np.array([1, 2], dtype)}, {"x": np.array([1, 3], dtype)})
+    assert counts.faults == ["signature 's', ours: output 'x' differs from theirs by 1"]
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_a_number_where_the_graph_has_none_is_a_fault(odd: float) -> None:
+    counts = BitCounts("s", "ours", "theirs")
+    counts.add({"x": np.array([1, odd], np.float32)}, {"x": np.array([1, odd], np.float32)})
+    assert counts.faults == []
+    counts.add({"x": np.array([1, 0], np.float32)}, {"x": np.array([1, odd], np.float32)})
+    assert counts.faults == ["signature 's', ours: output 'x' is finite where it is not in theirs, or the reverse"]
 
 
 def test_answers_of_one_side_only_and_other_numbers_are_faults() -> None:
