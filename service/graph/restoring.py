@@ -224,6 +224,22 @@ def object_keys(artifact: Path) -> dict[int, str]:
 Step = tuple[str, Mapping[str, bytes]]
 
 
+def add_echoes(meta_graph: Any, graph_def: Any) -> dict[str, str]:
+    """Adds a node for each output that is an input of its signature, as TensorFlow does not fetch what is fed.
+
+    Returns tensor of the output -> the node's tensor.
+    """
+    found: dict[str, str] = {}
+    for signature in meta_graph.signature_def.values():
+        fed = {canonical(tensor) for tensor in tensor_names(signature.inputs.values())}
+        for info in signature.outputs.values():
+            if info.name and info.name not in found and canonical(info.name) in fed:
+                echo = graph_def.node.add(name=f"whole/echo_{len(found)}", op="Identity", input=[canonical(info.name)])
+                echo.attr["T"].type = info.dtype
+                found[info.name] = f"{echo.name}:0"
+    return found
+
+
 def prepared(artifact: Path, tags: frozenset[str]) -> tuple[Any, list[Step]]:
     """Reads the MetaGraph of a SavedModel with the given tags; returns it for a CPU, and the steps of its session.
 

@@ -13,7 +13,7 @@ from service.artifact.signature_def import tensor_names
 from service.errors import ArtifactError
 from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of, reachable
 from service.graph.graph_session import CoreSession, GraphError, make_program, open_session
-from service.graph.restoring import Step, prepared
+from service.graph.restoring import Step, add_echoes, prepared
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.synchronous_ops import are_stateless, may_run_on_one_thread
 from service.types import INIT_SIGNATURE, GraphThreads
@@ -83,22 +83,6 @@ def open_savedmodel(
     if flat is None or not program.is_single_threaded:
         return SavedModelBackend(session, sparse, echoes)
     return SavedModelBackend(session, sparse, flat.renamed | echoes, flat.calls)
-
-
-def add_echoes(meta_graph: Any, graph_def: Any) -> dict[str, str]:
-    """Adds a node for each output that is an input of its signature, as TensorFlow does not fetch what is fed.
-
-    Returns tensor of the output -> the node's tensor.
-    """
-    found: dict[str, str] = {}
-    for signature in meta_graph.signature_def.values():
-        fed = {canonical(tensor) for tensor in tensor_names(signature.inputs.values())}
-        for info in signature.outputs.values():
-            if info.name and info.name not in found and canonical(info.name) in fed:
-                echo = graph_def.node.add(name=f"whole/echo_{len(found)}", op="Identity", input=[canonical(info.name)])
-                echo.attr["T"].type = info.dtype
-                found[info.name] = f"{echo.name}:0"
-    return found
 
 
 class _Inlined(NamedTuple):

@@ -23,8 +23,7 @@ from service.errors import (
     ServiceError,
     Unimplemented,
 )
-from service.graph.restoring import prepared
-from service.graph.savedmodel import add_echoes
+from service.graph.restoring import add_echoes, prepared
 from service.graph.sparse import feed_with_sparse, read_sparse_names
 from service.types import Array, GraphThreads, SignatureSpec, Tensors
 
