@@ -13,7 +13,6 @@ from service.configuration.settings import Settings, StartError
 from service.control import request_context
 from service.control.request_context import Finished, Subject
 from service.core.choice import with_data_plane
-from service.core.edge import trace_shares
 from service.core.forwarded import NO_FORWARDING, Forwarding
 from service.core.statistics import NativeStatistics
 from service.observe.metric_text import QUEUE, REQUEST
@@ -228,6 +227,8 @@ ratio = sampling.TraceIdRatioBased
     ids=lambda value: getattr(value, "get_description", str)(),
 )
 def test_shares_are_the_samplers(sampler: object, shares: tuple[float, ...]) -> None:
+    from service.core.edge import trace_shares
+
     described = sampler.get_description()  # type: ignore[attr-defined]
     assert tuple(trace_shares(described).values()) == shares
 
