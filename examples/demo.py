@@ -47,8 +47,10 @@ def main() -> int:
     try:
         base = f"http://{options.host}:{options.rest_api_port}"
         if wait_until_ready(server, base):
-            failures = show_requests(options, base)
-            say(f"\nThe server runs until Ctrl-C. In a browser: {base}/console (the model), {base}/docs (all routes)\n")
+            film = label_of_film(f"{base}/v1/models/{options.model_name}")
+            failures = show_requests(options, base, film)
+            pages = f" In a browser: {base}/console (the model), {base}/docs (all routes)"
+            say(f"\nThe server runs until Ctrl-C.{pages if film is not None else ''}\n")
             server.wait()
     except KeyboardInterrupt:
         pass
@@ -78,10 +80,13 @@ def wait_until_ready(server: subprocess.Popen[bytes], base: str) -> bool:
     return False
 
 
-def show_requests(options: argparse.Namespace, base: str) -> int:
-    """Prints and sends each example request; returns the number of requests that failed."""
+def show_requests(options: argparse.Namespace, base: str, film: str | None) -> int:
+    """Prints and sends each example request; returns the number of requests that failed.
+
+    Args:
+      film: the title of a film whose nearest films are asked for; None: the server has no such search.
+    """
     model = f"{base}/v1/models/{options.model_name}"
-    film = label_of_film(model)
     grpc = [shortest(sys.executable), "examples/grpc_predict.py", f"--server={options.host}:{options.port}"]
     commands = [
         ("Embeddings of two users, and of two lists of genres, the second empty", curl(f"{model}:lookup", LOOKUP)),
@@ -93,7 +98,7 @@ def show_requests(options: argparse.Namespace, base: str) -> int:
         ),
     ]
     if film is None:
-        say("\nThe search for the nearest films is left out: it needs the native core.\n")
+        say("\nThe search for the nearest films and the console are left out: they need the native core.\n")
     else:
         nearest = {"labels": [film], "k": 5, "metric": "cosine"}
         search = curl(f"{model}/tables/film:neighbors", nearest)

@@ -183,7 +183,11 @@ def _skipped_without_core() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
-    """Skips a test that needs the native core, or a fixture of which does; a failed fixture is not made anew."""
+    """Skips a test if it or one of its fixtures needs the native core.
+
+    pytest raises the first error of a shared fixture again for each further test, so the fixture's own hook would see
+    only the first one.
+    """
     if NATIVE_TABLES is None and item.get_closest_marker("core") is not None:
         pytest.skip("the native core is not built")
     return (yield from _skipped_without_core())

@@ -24,8 +24,9 @@ from service.graph.flat_graph import FlatGraph, constant_of, node_of
 from service.graph.probes import MOST_LENGTH, SHORT
 from service.graph.table_reads import TableRead
 
-# Ops that say the shape of their input, or give each element the same number: their result holds no row and no id.
+# Ops that say the sizes of their input.
 _SIZES = frozenset({"Shape", "ShapeN", "Size"})
+# Ops whose result holds no row and no id: those, and ops that give each element the same number.
 _SHAPES = _SIZES | {"Rank", "ZerosLike", "OnesLike"}
 # Ops whose elements are elements of their data inputs, whatever these are.
 _MOVES = frozenset(
@@ -97,7 +98,7 @@ _PLACES = frozenset({"GatherV2", "GatherNd", "Slice", "StridedSlice"})
 _SHIFTS = frozenset({"Add", "AddV2", "AddN", "Sub"})
 # Ops that add elements up, of which there are as many as a size says.
 _COUNTS = frozenset({"Sum", "Cumsum", "SegmentSum", "UnsortedSegmentSum"})
-# Ops whose results may have other sizes than their inputs: products, sums, or what the graph computes.
+# Ops whose results may have other sizes than their inputs have, such as products and sums of these.
 _RESIZES = frozenset(
     {
         *("Tile", "Range", "Reshape", "ConcatV2", "Pad", "PadV2"),
@@ -355,12 +356,12 @@ class ClaimedOps:
         return all(shifts(node_of(tensor)) is not None for tensor in tensors)
 
     def _sizes(self, tensors: Sequence[str], *, is_one: bool) -> list[str] | None:
-        """Returns the tensors whose numbers are the sizes of some tensors, but for sizes of inputs and of constants.
+        """Returns the tensors whose numbers are sizes of the given ones, besides sizes of a request's inputs.
 
-        Returns None if a size may be computed of several.
+        Returns None if a size may be a product or a sum of others, so that probes beside constants do not show it.
 
         Args:
-          is_one: the sizes of each tensor are multiplied, so that it may have one dimension only.
+          is_one: the reader multiplies the sizes of a tensor, which may then have one dimension only.
         """
         flat, found = self._flat, list[str]()
         todo, seen = [*tensors], {*tensors}
@@ -378,7 +379,7 @@ class ClaimedOps:
                 found.append(inputs[1])
                 continue
             if op in ("Fill", "BroadcastTo"):
-                found.append(inputs[op == "BroadcastTo"])
+                found.append(inputs[0 if op == "Fill" else 1])
                 continue
             if op == "Reshape" and _numbers(flat, inputs[1]) == [-1] and self._is_vector(inputs[0]):
                 inputs = inputs[:1]
@@ -389,6 +390,7 @@ class ClaimedOps:
                 found += inputs[1:]
                 inputs = inputs[:1]
             elif op == "GatherV2":
+                # As many as there are places.
                 inputs = inputs[1:2]
             elif op in _RESIZES:
                 return None
