@@ -1,0 +1,112 @@
+"""Adds checks to a graph: RaggedTensorToTensor (TensorFlow 2.21) trusts partitions that lead behind its values.
+
+With row splits of [0, 5] and two values, the kernel reads what lies behind the values in memory; with a last split of
+2**40 it asks for as much memory. Either can end the process, and both come from requests: a SavedModel of Keras takes a
+ragged input as one tensor of values and one of row splits. TensorFlow's own kernel of RaggedGather does check row
+splits, so the checked node waits for one that gathers no row.
+
+Source: tensorflow/core/kernels/{ragged_tensor_to_tensor_op,ragged_gather_op}.cc; tensorflow/core/ops/ragged_*_ops.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from service.graph.flat_graph import node_of
+
+_OP = "RaggedTensorToTensor"
+# Inputs of the op: shape, values, default value, then the partitions.
+_VALUES, _FIRST_PARTITION = 1, 3
+_INT32 = 3
+
+
+def check_partitions(graph_def: Any) -> None:
+    """Makes each RaggedTensorToTensor of a GraphDef, and of its functions, fail where its partitions do not fit.
+
+    Row splits must be sorted, and the last must be at most the number of values; row ids must be as many as the values.
+    """
+    _Body(graph_def.node, is_function=False).check()
+    for function in graph_def.library.function:
+        _Body(function.node_def, is_function=True).check()
+
+
+class _Body(NamedTuple):
+    """The nodes of a graph, or of a function, where outputs have names in place of numbers."""
+
+    nodes: Any
+    is_function: bool
+
+    def check(self) -> None:
+        found = [node for node in self.nodes if node.op == _OP]
+        names = {node.name for node in self.nodes} if found else set()
+        for node in found:
+            self._check(node, names)
+
+    def _check(self, node: Any, names: Collection[str]) -> None:
+        kinds = [kind.decode() for kind in node.attr["row_partition_types"].list.s]
+        values = node.input[_VALUES]
+        last = _FIRST_PARTITION + len(kinds) - 1
+        if kinds[-1] == "VALUE_ROWIDS":
+            node.input[last] = self._as_many(node, names, node.input[last], values)
+        elif kinds[-1] == "ROW_SPLITS":
+            first = last
+            while first > _FIRST_PARTITION and kinds[first - 1 - _FIRST_PARTITION] == "ROW_SPLITS":
+                first -= 1
+            splits = [self._vector(node, names, node.input[number], str(number)) for number in range(first, last + 1)]
+            zero = self._checked(node, names, splits, values)
+            for number, one in enumerate(splits, first):
+                node.input[number] = self._sum(node, names, one, zero, str(number))
+
+    def _vector(self, node: Any, names: Collection[str], tensor: str, number: str) -> str:
+        made = self._add(node, names, f"row_splits_{number}_are_a_vector", "EnsureShape", [tensor])
+        made.attr["T"].type = node.attr["Tindex"].type
+        made.attr["shape"].shape.dim.add().size = -1
+        return self._output(made, "output")
+
+    def _checked(self, node: Any, names: Collection[str], splits: list[str], values: str) -> str:
+        """Returns a tensor [0] that is computed only if the row splits divide the values."""
+        none = self._constant(node, names, "no_row", [], values)
+        made = self._add(node, names, "row_splits_fit_the_values", "RaggedGather", [*splits, values, none])
+        made.attr["Tvalues"].type = node.attr["T"].type
+        made.attr["Tindices"].type = _INT32
+        made.attr["Tsplits"].type = node.attr["Tindex"].type
+        made.attr["PARAMS_RAGGED_RANK"].i = made.attr["OUTPUT_RAGGED_RANK"].i = len(splits)
+        return self._output(made, "output_nested_splits")
+
+    def _sum(self, node: Any, names: Collection[str], splits: str, zero: str, number: str) -> str:
+        # A sum waits for the check. TensorFlow removes a control input from a node without effects.
+        made = self._add(node, names, f"checked_row_splits_{number}", "AddV2", [splits, zero])
+        made.attr["T"].type = node.attr["Tindex"].type
+        return self._output(made, "z")
+
+    def _as_many(self, node: Any, names: Collection[str], row_ids: str, values: str) -> str:
+        """Returns the row ids, as a tensor that is computed only if they are as many as the values."""
+        shape = self._add(node, names, "shape_of_values", "Shape", [values])
+        shape.attr["T"].type = node.attr["T"].type
+        shape.attr["out_type"].type = _INT32
+        bounds = [self._constant(node, names, name, [value], values) for name, value in (("first", 0), ("one", 1))]
+        number = self._add(node, names, "number_of_values", "Slice", [self._output(shape, "output"), *bounds])
+        number.attr["T"].type = number.attr["Index"].type = _INT32
+        size = self._output(number, "output")
+        made = self._add(node, names, "a_row_id_for_each_value", "Reshape", [row_ids, size])
+        made.attr["T"].type = node.attr["Tindex"].type
+        made.attr["Tshape"].type = _INT32
+        return self._output(made, "output")
+
+    def _constant(self, node: Any, names: Collection[str], name: str, numbers: list[int], beside: str) -> str:
+        # The control input places the constant in the loop (of TensorFlow 1) that the values lie in.
+        made = self._add(node, names, name, "Const", [] if self.is_function else [f"^{node_of(beside)}"])
+        made.attr["dtype"].type = made.attr["value"].tensor.dtype = _INT32
+        made.attr["value"].tensor.int_val.extend(numbers)
+        made.attr["value"].tensor.tensor_shape.dim.add().size = len(numbers)
+        return self._output(made, "output")
+
+    def _add(self, node: Any, names: Collection[str], name: str, op: str, inputs: list[str]) -> Any:
+        full = f"{node.name}/{name}"
+        while full in names:
+            full += "_"
+        return self.nodes.add(name=full, op=op, input=inputs, device=node.device)
+
+    def _output(self, node: Any, name: str) -> str:
+        return f"{node.name}:{name}:0" if self.is_function else node.name

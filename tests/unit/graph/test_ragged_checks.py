@@ -1,0 +1,126 @@
+"""A graph refuses partitions of ragged tensors with which TensorFlow reads behind the values, or ends the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.graph.graph_session import GraphError, GraphProgram, make_program, open_session
+from service.types import GraphThreads
+
+pytestmark = [pytest.mark.tf, pytest.mark.core]
+
+FAR = 1 << 40
+Numbers = Sequence[int]
+
+
+def _opened(graph_def: Any) -> Callable[..., list[Any]]:
+    program: GraphProgram = make_program(graph_def, [], GraphThreads(1))
+    session = open_session(program)
+    assert session is not None
+
+    def run(**fed: Any) -> list[Any]:
+        call = session.call([f"{name}:0" for name in fed], ["y:0"])
+        return call(*(np.array(value, np.int64) for value in fed.values()))[0].tolist()
+
+    return run
+
+
+def _graph_def(tf: Any, kinds: Sequence[str], *, in_function: bool, shape: Numbers) -> Any:
+    """Returns the graph of y, the dense form of the values v with the partitions p0, p1 ..., which are fed."""
+    v1 = tf.compat.v1
+
+    def dense(values: Any, *partitions: Any) -> Any:
+        return tf.raw_ops.RaggedTensorToTensor(
+            shape=tf.constant(shape, tf.int64),
+            values=values,
+            default_value=tf.constant(-1, tf.int64),
+            row_partition_tensors=partitions,
+            row_partition_types=kinds,
+        )
+
+    with tf.Graph().as_default() as graph:
+        fed = [v1.placeholder(tf.int64, None, name) for name in ("v", *(f"p{number}" for number in range(len(kinds))))]
+        run = tf.function(dense, autograph=False, experimental_attributes={"_noinline": True}) if in_function else dense
+        tf.identity(run(*fed), "y")
+        return graph.as_graph_def()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["graph", "function"])
+def run(tf: Any, request: pytest.FixtureRequest) -> Mapping[str, Callable[..., list[Any]]]:
+    kinds = {
+        "flat": ["ROW_SPLITS"],
+        "nested": ["ROW_SPLITS", "ROW_SPLITS"],
+        "row_ids": ["FIRST_DIM_SIZE", "VALUE_ROWIDS"],
+        "splits_of_row_ids": ["FIRST_DIM_SIZE", "VALUE_ROWIDS", "ROW_SPLITS"],
+    }
+    found = {}
+    for name, one in kinds.items():
+        rank = len(one) - ("FIRST_DIM_SIZE" in one)
+        for shape, size in (("", -1), ("_of_fixed_size", 2)):
+            shapes = [-1, *[size] * rank]
+            found[name + shape] = _opened(_graph_def(tf, one, in_function=request.param, shape=shapes))
+    return found
+
+
+def test_right_partitions_are_answered(run: Mapping[str, Callable[..., list[Any]]]) -> None:
+    assert run["flat"](v=[5, 6, 7], p0=[0, 2, 3]) == [[5, 6], [7, -1]]
+    assert run["flat"](v=[5, 6, 7], p0=[0, 0, 3]) == [[-1, -1, -1], [5, 6, 7]]
+    # As in TensorFlow: values behind the last row are in no row.
+    assert run["flat"](v=[5, 6, 7], p0=[0, 2]) == [[5, 6]]
+    assert run["flat"](v=[], p0=[0]) == []
+    assert run["flat"](v=[], p0=[0, 0]) == [[]]
+    assert run["flat_of_fixed_size"](v=[5, 6, 7], p0=[0, 3, 3]) == [[5, 6], [-1, -1]]
+    assert run["nested"](v=[5, 6, 7], p0=[0, 1, 2], p1=[0, 1, 3]) == [[[5, -1]], [[6, 7]]]
+    assert run["row_ids"](v=[5, 6, 7], p0=4, p1=[0, 0, 2]) == [[5, 6], [-1, -1], [7, -1], [-1, -1]]
+    assert run["splits_of_row_ids"](v=[5, 6, 7], p0=2, p1=[0, 1], p2=[0, 1, 3]) == [[[5, -1]], [[6, 7]]]
+
+
+@pytest.mark.parametrize("form", ["flat", "flat_of_fixed_size"])
+@pytest.mark.parametrize("values", [[], [5, 6, 7]], ids=["empty", "three"])
+@pytest.mark.parametrize(
+    ("splits", "why"),
+    [
+        ([0, 5], "past values"),
+        ([0, FAR], "past values"),
+        ([0, FAR, 0], "sorted"),
+        ([0, -FAR, 0], "sorted"),
+        ([-2, 0], "non-negative"),
+        ([], "may not be empty"),
+        ([[0, 0]], "compatible"),
+        (0, "compatible"),
+    ],
+)
+def test_row_splits_that_do_not_fit_are_refused(
+    run: Mapping[str, Callable[..., list[Any]]], form: str, values: Numbers, splits: Any, why: str
+) -> None:
+    with pytest.raises(GraphError, match=why):
+        run[form](v=values, p0=splits)
+
+
+@pytest.mark.parametrize("form", ["nested", "nested_of_fixed_size"])
+@pytest.mark.parametrize(
+    ("outer", "inner"), [([0, FAR], [0, 1, 3]), ([0, 4], [0, 1, 3]), ([0, 2], [0, 1, 5]), ([0, 2], [0, FAR, 3])]
+)
+def test_row_splits_of_row_splits_are_checked(
+    run: Mapping[str, Callable[..., list[Any]]], form: str, outer: Numbers, inner: Numbers
+) -> None:
+    with pytest.raises(GraphError, match="Ragged splits must"):
+        run[form](v=[5, 6, 7], p0=outer, p1=inner)
+
+
+@pytest.mark.parametrize("form", ["row_ids", "row_ids_of_fixed_size"])
+@pytest.mark.parametrize(("values", "row_ids"), [([5, 6], [0, 0, 0, 1, 1]), ([], [0, 1]), ([5, 6], [0])])
+def test_row_ids_are_as_many_as_the_values(
+    run: Mapping[str, Callable[..., list[Any]]], form: str, values: Numbers, row_ids: Numbers
+) -> None:
+    with pytest.raises(GraphError, match="reshape"):
+        run[form](v=values, p0=2, p1=row_ids)
+
+
+def test_row_splits_behind_row_ids_are_checked(run: Mapping[str, Callable[..., list[Any]]]) -> None:
+    with pytest.raises(GraphError, match="past values"):
+        run["splits_of_row_ids"](v=[5, 6, 7], p0=2, p1=[0, 1], p2=[0, 1, 5])
