@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import zipfile
 from pathlib import Path
 
-from model_export.errors import ExportError
+from model_export.errors import ExportError, why
 from service.artifact.manifest import Manifest
 from service.errors import did_you_mean
 from service.versions.model_config import is_in_store
@@ -101,8 +102,10 @@ def check_writable(folder: Path) -> None:
         nearest = nearest.parent
     if not nearest.is_dir():
         raise ExportError(f"cannot write to {folder}: {nearest} is a file")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ExportError(f"cannot write to {folder}: no permission to write in {nearest}")
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".tmp-", dir=nearest))
+    except OSError as error:
+        raise ExportError(f"cannot write to {folder}: {nearest}: {why(error)}") from error
 
 
 def _not_a_folder(path: Path) -> str:

@@ -133,6 +133,11 @@ EXPORT: dict[str, Mistake] = {
         1,
         "cannot write to ranker.h5/models: ranker.h5 is a file",
     ),
+    "adopt into a folder of the kernel": Mistake(
+        "adopt foreign --out /proc/models",
+        1,
+        "cannot write to /proc/models: /proc: No such file or directory",
+    ),
     "adopt with a version of 0": Mistake(
         "adopt foreign --out out --version 0 --spec key.toml", 1, "version is 0; versions are positive integers"
     ),
