@@ -79,6 +79,8 @@ def check_saved_model(folder: Path) -> None:
             f"{folder} holds a checkpoint: variables without signatures. Restore it into its model and export that "
             "(tf.saved_model.save, or model_export.export)"
         )
+    if f"{SAVED_MODEL}txt" in names:
+        raise ExportError(f"{folder} has its graph as text: load it with tf.saved_model.load, and save that")
     raise ExportError(f"{folder} has no {SAVED_MODEL}: it is not a SavedModel")
 
 

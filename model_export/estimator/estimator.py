@@ -259,7 +259,7 @@ class EmbeddingEstimator:
 
         Args:
           assets_extra: path within assets.extra/ -> file to copy there.
-          as_text: True is refused, because no server reads saved_model.pbtxt.
+          as_text: True is refused; only saved_model.pb is written.
           checkpoint_path: None: the newest checkpoint.
           experimental_mode: ModeKeys.PREDICT; other modes are refused.
 

@@ -302,7 +302,7 @@ def export_timestamped(
     if mode != ModeKeys.PREDICT:
         raise ExportError(f"experimental_mode is {mode!r}: only models that predict are exported")
     if as_text:
-        raise ExportError("as_text=True: a server reads saved_model.pb only")
+        raise ExportError("as_text=True: only saved_model.pb is written")
     if not estimator.export_to_cpu and not estimator.export_to_tpu:
         raise ValueError("One of export_to_cpu and export_to_tpu must be true.")
     _check_extra(assets_extra)

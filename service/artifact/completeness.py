@@ -61,7 +61,7 @@ def fits_manifest(folder: Path) -> bool | None:
 
 # The files that tell one version from another in the same folder: a change of any number of a version changes the
 # index of its variables, which has their checksums.
-_TELLING_FILES = ("saved_model.pb", "variables/variables.index", MANIFEST_PATH)
+_TELLING_FILES = ("saved_model.pb", "saved_model.pbtxt", "variables/variables.index", MANIFEST_PATH)
 # Device, inode, size and time of the last change of each of these files; None for a missing file.
 Identity = tuple[tuple[int, int, int, int] | None, ...]
 

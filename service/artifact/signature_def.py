@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from service.artifact import tensor_proto
 from service.artifact.files import read_plain_file
-from service.artifact.protos import check_num_fields, message_class, text_of
+from service.artifact.protos import TextFormError, check_num_fields, fill_from_text, message_class, text_of
 from service.artifact.tensor_proto import decode_tensor, encode_tensor
 from service.errors import ArtifactError, InvalidRequest
 from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array, SignatureSpec, TensorSpec, ragged_features
@@ -31,7 +31,7 @@ SERVE_TAGS = frozenset({"serve"})
 
 
 def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> dict[str, SignatureSpec]:
-    """Reads the signatures of a SavedModel, from its MetaGraph with exactly the given tags.
+    """Reads the signatures of a SavedModel, from its MetaGraph with exactly the given tags, as read_meta_graph().
 
     All get the kind "predict"; signature_rules.described() finds the lookups by the manifest.
 
@@ -43,15 +43,23 @@ def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> 
 
 
 def read_meta_graph(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> Any:
-    """Reads the MetaGraphDef with exactly the given tags of a SavedModel; raises ArtifactError as read_signatures()."""
+    """Reads the MetaGraphDef with exactly the given tags of a SavedModel; raises ArtifactError as read_signatures().
+
+    If there is no saved_model.pb, saved_model.pbtxt beside it is read, as TensorFlow does.
+    """
+    saved_model = message_class("tensorflow.SavedModel")()
+    as_text = saved_model_pb.with_suffix(".pbtxt")
     try:
-        data = read_plain_file(saved_model_pb, _MAX_BYTES)
+        if not saved_model_pb.exists() and as_text.exists():
+            fill_from_text(saved_model, read_plain_file(as_text, _MAX_BYTES).decode(errors="replace"))
+        else:
+            data = read_plain_file(saved_model_pb, _MAX_BYTES)
+            check_num_fields(saved_model_pb, data, "tensorflow.SavedModel")
+            saved_model.ParseFromString(data)
     except OSError as error:
         raise ArtifactError(f"cannot read {saved_model_pb}: {error.strerror or error}") from error
-    check_num_fields(saved_model_pb, data, "tensorflow.SavedModel")
-    saved_model = message_class("tensorflow.SavedModel")()
-    try:
-        saved_model.ParseFromString(data)
+    except TextFormError as error:
+        raise ArtifactError(f"{as_text} is not a SavedModel: {error}") from error
     except DecodeError as error:
         raise ArtifactError(f"{saved_model_pb} is not a SavedModel: {error}") from error
     if not saved_model.meta_graphs:

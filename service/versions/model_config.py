@@ -340,7 +340,7 @@ def holds_versions(folder: Path) -> bool:
 
 def _is_saved_model(folder: Path) -> bool:
     # os.path.isfile returns False in a folder that may not be read; Path.is_file would raise an error.
-    return os.path.isfile(folder / SAVED_MODEL)
+    return any(os.path.isfile(folder / name) for name in (SAVED_MODEL, "saved_model.pbtxt"))
 
 
 def _folders(path: Path) -> list[Path]:

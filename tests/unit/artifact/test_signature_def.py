@@ -70,6 +70,19 @@ def test_shapes_dtypes_and_names_are_read(saved_model_pb: Path) -> None:
     assert (y.dtype, y.shape) == ("int64", (None,))
 
 
+def test_the_text_form_is_read_if_there_is_no_other(saved_model_pb: Path) -> None:
+    whole = read_signatures(saved_model_pb)
+    message = message_class("tensorflow.SavedModel").FromString(saved_model_pb.read_bytes())
+    as_text = saved_model_pb.with_suffix(".pbtxt")
+    as_text.write_text("meta_graphs {")
+    assert read_signatures(saved_model_pb) == whole
+    saved_model_pb.unlink()
+    with pytest.raises(ArtifactError, match=r"saved_model\.pbtxt is not a SavedModel: .*1:"):
+        read_signatures(saved_model_pb)
+    as_text.write_text(text_format.MessageToString(message))
+    assert read_signatures(saved_model_pb) == whole
+
+
 def test_a_signature_tells_its_definition_as_text(saved_model_pb: Path) -> None:
     (signature,) = read_signatures(saved_model_pb).values()
     message = message_class("tensorflow.SavedModel").FromString(saved_model_pb.read_bytes())
