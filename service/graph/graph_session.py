@@ -19,8 +19,8 @@ import numpy as np
 from service.artifact import tensor_proto
 from service.artifact.protos import message_class
 from service.graph.flat_graph import FlatGraph, called_functions, flatten, node_of
+from service.graph.kernel_checks import add_checks
 from service.graph.library import find_core
-from service.graph.ragged_checks import check_partitions
 from service.graph.restoring import Saved, Step, add_restore, asset_paths, checkpoint_prefix, init_op, shared_name
 from service.graph.synchronous_ops import may_run_on_one_thread
 from service.graph.table_reads import NotProven
@@ -97,11 +97,11 @@ def make_program(
     """Returns the program of a graph, which runs on the thread of each request if that is safe.
 
     Args:
-      graph_def: gets nodes that check ragged tensors.
+      graph_def: gets nodes that check a request's tensors.
       may_open_twice: a second session may run long requests: the graph keeps no state, and has few variables.
       side_by_side: the pool's threads run operations side by side, even if one thread could run all.
     """
-    check_partitions(graph_def)
+    add_checks(graph_def)
     config = message_class("tensorflow.ConfigProto")()
     # A graph may name the GPU of the machine that saved it.
     config.allow_soft_placement = True

@@ -1,4 +1,4 @@
-"""A graph refuses partitions of ragged tensors with which TensorFlow reads behind the values, or ends the server."""
+"""A graph refuses tensors with which TensorFlow would read behind others in memory, or end the process."""
 
 from __future__ import annotations
 
@@ -124,3 +124,27 @@ def test_row_ids_are_as_many_as_the_values(
 def test_row_splits_behind_row_ids_are_checked(run: Mapping[str, Callable[..., list[Any]]]) -> None:
     with pytest.raises(GraphError, match="past values"):
         run["splits_of_row_ids"](v=[5, 6, 7], p0=2, p1=[0, 1], p2=[0, 1, 5])
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_a_negative_size_of_a_sparse_matrix_is_no_size(tf: Any, in_function: bool) -> None:
+    v1 = tf.compat.v1
+
+    def product(indices: Any, shape: Any) -> Any:
+        matrix = tf.SparseTensor(indices, tf.ones([tf.shape(indices)[0]]), shape)
+        return tf.raw_ops.SparseTensorDenseMatMul(
+            a_indices=matrix.indices, a_values=matrix.values, a_shape=matrix.dense_shape, b=[[1.0, 2.0], [3.0, 4.0]]
+        )
+
+    with tf.Graph().as_default() as graph:
+        fed = v1.placeholder(tf.int64, [None, 2], "indices"), v1.placeholder(tf.int64, [2], "shape")
+        run = tf.function(product, autograph=False, experimental_attributes={"_noinline": True})
+        tf.identity(tf.cast((run if in_function else product)(*fed), tf.int64), "y")
+        opened = _opened(graph.as_graph_def())
+    assert opened(indices=[[0, 0], [2, 1]], shape=[3, 2]) == [[1, 2], [0, 0], [3, 4]]
+    assert opened(indices=np.zeros((0, 2)), shape=[-1, 2]) == []
+    assert opened(indices=[[0, 0], [2, 1]], shape=[-1, 2]) == []
+    with pytest.raises(GraphError, match="out of bounds"):
+        opened(indices=[[0, 0], [2, 1]], shape=[1, 2])
+    with pytest.raises(GraphError, match="inner dimension does"):
+        opened(indices=[[0, 0]], shape=[3, -2])

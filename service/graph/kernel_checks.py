@@ -1,11 +1,14 @@
-"""Adds checks to a graph: RaggedTensorToTensor (TensorFlow 2.21) trusts partitions that lead behind its values.
+"""Adds checks to a graph, before kernels of TensorFlow (2.21) that a request's tensors could make end the process.
 
-With row splits of [0, 5] and two values, the kernel reads what lies behind the values in memory; with a last split of
-2**40 it asks for as much memory. Either can end the process, and both come from requests: a SavedModel of Keras takes a
-ragged input as one tensor of values and one of row splits. TensorFlow's own kernel of RaggedGather does check row
-splits, so the checked node waits for one that gathers no row.
+RaggedTensorToTensor trusts partitions that lead behind its values. With row splits of [0, 5] and two values, the kernel
+reads what lies behind the values in memory; with a last split of 2**40 it asks for as much memory. A SavedModel that
+Keras has saved takes a ragged input as one tensor of values and one of row splits, so both come from requests. The
+kernel of RaggedGather does check row splits, so the checked node waits for one that gathers no row.
 
-Source: tensorflow/core/kernels/{ragged_tensor_to_tensor_op,ragged_gather_op}.cc; tensorflow/core/ops/ragged_*_ops.cc.
+SparseTensorDenseMatMul makes a tensor of its first input's shape, whose sizes may be negative. A SavedModel takes a
+sparse input as three tensors, one of them the shape.
+
+Source: tensorflow/core/kernels/{ragged_tensor_to_tensor_op,ragged_gather_op,sparse_tensor_dense_matmul_op}.cc.
 """
 
 from __future__ import annotations
@@ -15,16 +18,18 @@ from typing import Any, NamedTuple
 
 from service.graph.flat_graph import node_of
 
-_OP = "RaggedTensorToTensor"
-# Inputs of the op: shape, values, default value, then the partitions.
+# Inputs of RaggedTensorToTensor: shape, values, default value, then the partitions.
 _VALUES, _FIRST_PARTITION = 1, 3
-_INT32 = 3
+# Input of SparseTensorDenseMatMul.
+_A_SHAPE = 2
+_INT32, _INT64 = 3, 9
 
 
-def check_partitions(graph_def: Any) -> None:
-    """Makes each RaggedTensorToTensor of a GraphDef, and of its functions, fail where its partitions do not fit.
+def add_checks(graph_def: Any) -> None:
+    """Adds the checks to a GraphDef and its functions.
 
     Row splits must be sorted, and the last must be at most the number of values; row ids must be as many as the values.
+    A negative size of a sparse matrix counts as 0.
     """
     _Body(graph_def.node, is_function=False).check()
     for function in graph_def.library.function:
@@ -38,12 +43,20 @@ class _Body(NamedTuple):
     is_function: bool
 
     def check(self) -> None:
-        found = [node for node in self.nodes if node.op == _OP]
+        checks = {"RaggedTensorToTensor": self._check_partitions, "SparseTensorDenseMatMul": self._check_shape}
+        found = [node for node in self.nodes if node.op in checks]
         names = {node.name for node in self.nodes} if found else set()
         for node in found:
-            self._check(node, names)
+            checks[node.op](node, names)
 
-    def _check(self, node: Any, names: Collection[str]) -> None:
+    def _check_shape(self, node: Any, names: Collection[str]) -> None:
+        shape = node.input[_A_SHAPE]
+        zero = self._constant(node, names, "zero", [0], shape, _INT64)
+        made = self._add(node, names, "sizes_of_at_least_0", "Maximum", [shape, zero])
+        made.attr["T"].type = _INT64
+        node.input[_A_SHAPE] = self._output(made, "z")
+
+    def _check_partitions(self, node: Any, names: Collection[str]) -> None:
         kinds = [kind.decode() for kind in node.attr["row_partition_types"].list.s]
         values = node.input[_VALUES]
         last = _FIRST_PARTITION + len(kinds) - 1
@@ -94,11 +107,13 @@ class _Body(NamedTuple):
         made.attr["Tshape"].type = _INT32
         return self._output(made, "output")
 
-    def _constant(self, node: Any, names: Collection[str], name: str, numbers: list[int], beside: str) -> str:
+    def _constant(
+        self, node: Any, names: Collection[str], name: str, numbers: list[int], beside: str, dtype: int = _INT32
+    ) -> str:
         # The control input places the constant in the loop (of TensorFlow 1) that the values lie in.
         made = self._add(node, names, name, "Const", [] if self.is_function else [f"^{node_of(beside)}"])
-        made.attr["dtype"].type = made.attr["value"].tensor.dtype = _INT32
-        made.attr["value"].tensor.int_val.extend(numbers)
+        made.attr["dtype"].type = made.attr["value"].tensor.dtype = dtype
+        (made.attr["value"].tensor.int64_val if dtype == _INT64 else made.attr["value"].tensor.int_val).extend(numbers)
         made.attr["value"].tensor.tensor_shape.dim.add().size = len(numbers)
         return self._output(made, "output")
 
