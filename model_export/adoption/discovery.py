@@ -51,12 +51,14 @@ class Discovery:
     """The tables, features and signatures that discover found in a SavedModel.
 
     tables: key in the checkpoint -> name. features: by name. opened: the graph that was searched.
+    quantized: inputs whose vectors the graph makes of rows of 8-bit integers, and of rows of scales.
     """
 
     tables: Mapping[str, str]
     features: Mapping[str, NamedFeature]
     signatures: tuple[FoundSignature, ...]
     opened: OpenedGraph
+    quantized: frozenset[str]
 
     def lookups(self) -> dict[str, LookupFeature]:
         """Returns the lookup of each feature in the first signature that has the feature."""
@@ -104,7 +106,8 @@ def discover(
             found.append(FoundSignature(name, SignatureEntry("predict", {}), reasons[name]))
         else:
             found.append(_signature(opened, graphs[name], features, allow_rounding=allow_rounding))
-    return Discovery(names, features.named, tuple(found), opened)
+    quantized = frozenset[str]().union(*(graph.quantized_inputs() for graph in graphs.values()))
+    return Discovery(names, features.named, tuple(found), opened, quantized)
 
 
 @dataclass(slots=True)

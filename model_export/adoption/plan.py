@@ -127,6 +127,9 @@ def _model(
         is_plain = lookup.max_norm is None and lookup.on_empty_row == "zeros"
         if variable.dtype != "float32" or takes_integers or "__" in name or not is_plain:
             continue
+        if lookup.ids in found.quantized:
+            # What is read beside the integers are their scales, and no vectors.
+            continue
         specs.append(
             FeatureSpec(
                 name,

@@ -42,6 +42,9 @@ from service.graph.tower import part_of, request_feed, rows_of
 from service.tables.table import MappedTable
 from service.types import Array, SignatureSpec, TableInfo, Tensors, runnable
 
+# DataType numbers of uint8 and int8.
+_QUANTIZED = (4, 6)
+
 
 @dataclass(frozen=True, slots=True)
 class RowRead:
@@ -166,6 +169,19 @@ class SignatureGraph:
     @cached_property
     def _sources(self) -> dict[str, frozenset[str]]:
         return {}
+
+    def quantized_inputs(self) -> frozenset[str]:
+        """Returns the inputs by which the signature reads rows of 8-bit integers, whose scales are a variable apart."""
+        found: set[str] = set()
+        for name in self.needed:
+            if self.flat.nodes[name].op in ("Gather", "GatherV2", "ResourceGather"):
+                table, ids = self.flat.data_inputs(name)[:2]
+                source = self.flat.nodes[node_of(table)]
+                while source.op in ("ReadVariableOp", "Identity"):
+                    source = self.flat.nodes[node_of(self.flat.data_inputs(source.name)[0])]
+                if source.op in ("VarHandleOp", "VariableV2") and source.attr["dtype"].type in _QUANTIZED:
+                    found |= self.sources(ids)
+        return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -415,6 +415,26 @@ def test_an_added_lookup_takes_the_keys_that_a_prediction_hashes(tmp_path: Path)
     assert manifest.features["film"].vocabulary is not None
 
 
+def test_scales_of_quantized_rows_are_no_vectors_of_an_added_lookup(tmp_path: Path) -> None:
+    class Model(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = tf.Variable(np.arange(20, dtype=np.int8).reshape(10, 2))
+            self.scales = tf.Variable(np.linspace(0.5, 2, 10, dtype=np.float32).reshape(10, 1))
+            self.words = tf.Variable(WORDS)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int64)])  # type: ignore[untyped-decorator]
+        def serving_default(self, film: Any, word: Any) -> dict[str, Any]:
+            film = tf.where(film < 0, film + 10, film)
+            vectors = tf.cast(tf.gather(self.rows, film), tf.float32) * tf.gather(self.scales, film)
+            return {"y": tf.concat([vectors, tf.gather(self.words, word)], 1) * 2.0}
+
+    model = Model()
+    tf.saved_model.save(model, str(tmp_path / "saved"), signatures={"serving_default": model.serving_default})
+    artifact = adopt(tmp_path / "saved", out=tmp_path / "adopted")
+    assert [*manifest_of(artifact).signatures["lookup"].features] == ["word"]
+
+
 def test_ids_that_read_no_row_are_told_and_looked_up_by_tensorflow(tmp_path: Path) -> None:
     module = tf.Module()
     module.films = tf.Variable(np.arange(40, dtype=np.float32).reshape(20, 2))
