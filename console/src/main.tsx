@@ -82,7 +82,7 @@ function Shown({ session, overview }: { session: Session; overview: Overview }):
         ) : null}
       </header>
       <main id="main" ref={main}>
-        {pages.every(([name]) => name !== page) ? <Wrong what={`there is no page “${page}” here.`} /> : null}
+        {pages.every(([name]) => name !== page) ? <Wrong what={page === "admin" ? "the page Admin (labels, roll-back) is on the port of --admin_port." : `there is no page “${page}” here.`} /> : null}
         {page === "deltas" ? (
           <Deltas overview={overview} session={session} />
         ) : session.is_admin && page === "admin" ? (

@@ -14,7 +14,7 @@ from service.control import request_context
 from service.control.request_context import Subject
 from service.errors import ServiceError
 from service.observe.metric_text import REQUEST, quantile_s
-from service.observe.request_metrics import RequestCounter, Requests
+from service.observe.request_metrics import RequestCounter
 from service.types import VersionStatus
 from service.versions.threads import repeat
 
@@ -163,7 +163,7 @@ class _Counts(NamedTuple):
 
 _Key = TypeVar("_Key")
 _NONE = _Counts()
-# Counts by model and kind of signature; the kind of failures is "".
+# Counts by model and kind of request; the kind of failures is "".
 _Table = Mapping[tuple[str, str], _Counts]
 
 
@@ -253,7 +253,7 @@ class TrafficHistory:
 
     def _until_now(self) -> tuple[_Interval, _Table]:
         # The counts of the versions that are served now would fall when one of them is unloaded.
-        now, more = _table(self._requests.read()[1]), {}
+        now, more = _table(self._requests), {}
         for key, counts in now.items():
             old = self._last.get(key, _NONE)
             # The counts of a model that is removed from the list are dropped, and begin again if it comes back.
@@ -271,12 +271,12 @@ class TrafficHistory:
         )
 
 
-def _table(requests: Requests) -> _Table:
+def _table(requests: RequestCounter) -> _Table:
     found = [
         ((subject.model, subject.signature), _Counts(0, tuple(cell.times.counts)))
-        for subject, cell in requests.successes.items()
+        for subject, cell in requests.read()[1].successes.items()
     ]
-    return _sums(found + [((subject.model, ""), _Counts(count)) for (subject, _), count in requests.failures.items()])
+    return _sums(found + [((model, ""), _Counts(count)) for (model, _), count in requests.failures().items()])
 
 
 def _sums(found: Iterable[tuple[_Key, _Counts]]) -> dict[_Key, _Counts]:

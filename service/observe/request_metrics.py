@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from service.control.request_context import Finished, Subject
 from service.errors import ServiceError
@@ -27,6 +27,7 @@ from service.observe.metric_text import (
     series,
 )
 from service.types import SignatureKind
+from service.versions.neighbors import SIGNATURE
 
 
 class Successes:
@@ -38,7 +39,7 @@ class Successes:
 
     __slots__ = ("kind", "rows", "times", "run_times", "examples")
 
-    def __init__(self, kind: SignatureKind, has_examples: bool) -> None:
+    def __init__(self, kind: SignatureKind | Literal["search"], has_examples: bool) -> None:
         self.kind = kind
         self.rows = 0
         self.times = Times(REQUEST)
@@ -86,7 +87,7 @@ class Requests:
         )
 
     def without_version(self) -> Requests:
-        """Returns the same counts under subjects without a version, whose signature is the signature's kind, or "" for
+        """Returns the same counts under subjects without a version, whose signature is the kind of request, or "" for
         failures.
         """
         found = Requests()
@@ -169,7 +170,8 @@ class RequestCounter:
         with self._lock:
             cell = self._own.successes.get(subject)
             if cell is None:
-                cell = self._own.successes[subject] = Successes("lookup", has_examples=False)
+                kind: Literal["search", "lookup"] = "search" if subject.signature == SIGNATURE else "lookup"
+                cell = self._own.successes[subject] = Successes(kind, has_examples=False)
             cell.times.add(seconds)
             cell.run_times.add(run_seconds)
             cell.rows += rows

@@ -32,7 +32,7 @@ from service.observe.request_metrics import Batches, Requests, Successes, Warmup
 _ENTRYPOINTS = {"grpc": "GRPC", "http": "REST"}
 # Signature's kind -> value of the metric label "runtime": "TF1" for predict signatures, as in TensorFlow Serving, and
 # "lookup" for lookups, which run without TensorFlow.
-_RUNTIMES = {"predict": "TF1", "lookup": "lookup"}
+_RUNTIMES = {"predict": "TF1", "lookup": "lookup", "search": "lookup"}
 # The method of which TensorFlow Serving counts only the examples and not the requests, because one request is several
 # inferences.
 _EXAMPLES_ONLY = "MultiInference"

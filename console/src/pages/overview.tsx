@@ -99,7 +99,8 @@ function RollBack({ model, adminPage, hasAdmin }: { model: Model; adminPage: JSX
       </p>
     );
   const served = model.versions.find((one) => one.state === "AVAILABLE");
-  if (model.folders.length < 2 || !served) return null;
+  if (!served) return null;
+  if (model.folders.length < 2) return <p class="faint">No other version is in {model.base_path || "its folder"} to go back to.</p>;
   const folder = `${model.base_path}/`;
   return (
     <p class="faint">
@@ -384,6 +385,7 @@ function Failures({ statusz, models }: { statusz: Statusz; models: string[] }): 
           </li>
         ))}
       </ul>
+      {recent.length > often.reduce((sum, one) => sum + one.count, 0) ? <p class="faint">The others are under Last errors.</p> : null}
       {counts.length > SHOWN_FAILURES ? <p class="faint">{counts.length - SHOWN_FAILURES} more lines are under recent_failures in /v1/statusz.</p> : null}
       {counts.slice(0, SHOWN_FAILURES).some((one) => !one.model) ? <p class="faint">{UNKNOWN_MODEL}</p> : null}
     </>

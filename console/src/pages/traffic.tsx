@@ -21,6 +21,8 @@ const FAILED_COLORS = ["#d8342b", "#c2188b", "#e07a00", "#a6801f"];
 const MODEL_COLORS = GROUP_COLORS.filter((color) => color !== "#c7514c");
 const NO_MODEL_COLOR = "#8d9099";
 
+const KINDS = { lookup: "lookups", predict: "predictions", search: "searches for nearest rows" };
+
 type Values = (number | null)[];
 
 /** Of one model, a number for each interval. */
@@ -31,10 +33,10 @@ interface Rates {
   p99_ms: Values;
 }
 
-/** The requests of the time before now. kind: of signature; "" for failures. */
+/** The requests of the time before now. kind: "" for failures. */
 interface Span {
   seconds: number;
-  rows: { model: string; kind: "lookup" | "predict" | ""; successes: number; failures: number; p50_ms: number | null; p99_ms: number | null }[];
+  rows: { model: string; kind: "lookup" | "predict" | "search" | ""; successes: number; failures: number; p50_ms: number | null; p99_ms: number | null }[];
 }
 
 /** spans: of the last minute, of the last five, and since the server's start. at_s: the ends of the intervals; the first one begins at start_s. */
@@ -77,7 +79,7 @@ function Plot(props: { label: string; axis: string; unit: string; history: Histo
         legend: { markers: { width: 3, dash: (_, series) => (lines[series - 1]?.isDashed ? "dashed" : "solid") } },
         scales: { y: { range: (_, __, max) => [0, Math.max((max || 0) * 1.1, 1e-3)] } },
         series: [
-          { label: "time", value: (_: uPlot, value: number | null) => (value === null ? "Point at the plot to see values" : time(value)) },
+          { label: "time", value: (_: uPlot, value: number | null) => (value === null ? (IS_PHONE ? "Tap the plot to see values" : "Point at the plot to see values") : time(value)) },
           ...lines.map((line) => ({
             label: line.name,
             stroke: line.color,
@@ -182,7 +184,7 @@ function Latencies({ span }: { span: Span }): JSX.Element {
           rows={answered.map((one, at) => ({ ...one, p50: p50?.[at], p99: p99?.[at] }))}
           columns={[
             { name: "model", cell: (one) => modelName(one.model) },
-            { name: "requests", cell: (one) => (one.kind === "lookup" ? "lookups" : "predictions") },
+            { name: "requests", cell: (one) => (one.kind && KINDS[one.kind]) },
             { name: "answered", isNumber: true, cell: (one) => shown(one.successes) },
             { name: "p50 (ms)", isNumber: true, cell: (one) => one.p50 },
             { name: "p99 (ms)", isNumber: true, cell: (one) => one.p99 },

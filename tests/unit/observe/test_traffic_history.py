@@ -128,6 +128,16 @@ def test_spans_have_each_kind_of_the_last_minutes_also_after_days() -> None:
     assert [row["kind"] for row in server.history.read()["spans"][0]["rows"]] == [""]
 
 
+def test_searches_are_no_lookups_and_control_requests_fail_too() -> None:
+    server = Server()
+    search, status = Subject("http", "neighbors", "m", 1, "neighbors"), Subject("http", "status", "m", None, "")
+    server.counter.finished(Finished(search, None, 0.03, run_seconds=0.02, rows=1))
+    for error in (None, IdOutOfRange("id")):
+        server.counter.finished(Finished(status, error, 0.1, 0.0, 0, is_control=True))
+    found = server.history.read()["spans"][0]["rows"]
+    assert [(row["kind"], row["successes"], row["failures"]) for row in found] == [("", 0, 1), ("search", 1, 0)]
+
+
 class FakeCore:
     """A native core with fixed counts."""
 
