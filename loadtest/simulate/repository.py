@@ -299,16 +299,22 @@ class Repository(RuleBasedStateMachine):
             assert path.exists(), f"the journal {path.name} of a served version of {one.servable.name} is gone"
 
     def _check_rest(self) -> None:
+        held = {(name, version): files for name, version, files in self.files}
         for config in self.models.configs:
-            wanted = wanted_versions(config.policy, self._there(config.name))
+            contents = {
+                version: (self._folder(config.name, version) / "saved_model.pb").read_text()
+                for version in self._there(config.name)
+            }
+            # A version that was damaged is loaded again when its folder changes, and only then.
+            whole = {
+                version
+                for version, content in contents.items()
+                if (files := held.get((config.name, version))) is None or not files.damage or files.content != content
+            }
+            wanted = wanted_versions(config.policy, whole)
             served = {one.servable.version for one in self.registry.loaded() if one.servable.name == config.name}
-            held = {(name, version): files for name, version, files in self.files}
             for version in wanted:
-                content = (self._folder(config.name, version) / "saved_model.pb").read_text()
-                files = held.get((config.name, version))
-                # A version that was damaged is loaded again when its folder changes, and only then.
-                is_same = files is not None and files.damage and files.content == content
-                if content.startswith("good") and not is_same:
+                if contents[version].startswith("good"):
                     assert version in served, f"{config.name}: {version} is good, and not served ({served})"
             if served & set(wanted):
                 assert served <= set(wanted), f"{config.name}: {served} are served, {wanted} are wanted"

@@ -169,7 +169,9 @@ class ModelWatcher:
                 return None
         self._withdraw(self._announced & set(instead))
         self._note_versions(config, scan)
-        if not wanted or self._loaded.keys() & set(wanted):
+        # A damaged version that the policy wants replaces nothing, as one that fails to load.
+        is_none_wanted = config is None or not wanted_versions(config.policy, found)
+        if is_none_wanted or self._loaded.keys() & set(wanted):
             self._unload_all_but(wanted)
         self._folder.keep({*wanted, *self._loaded, *(() if self._loaded else instead)})
         is_settled = self._loaded and self._loaded.keys() == set(wanted) and not (self._failures or self._damaged)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import ArtifactError, DeadlineExceeded, NotReady, TableUnreachable, VersionNotFound
+from service.errors import ArtifactError, DataLoss, DeadlineExceeded, NotReady, TableUnreachable, VersionNotFound
 from service.types import ModelRef, State, VersionStatus
 from service.versions.loads import LoadRules
 from service.versions.model_config import All, Latest, ModelConfig, Specific, VersionPolicy
@@ -747,3 +747,25 @@ def test_two_folders_of_one_number_are_reported(world: World) -> None:
     (world.base / "01").rmdir()
     world.poll()
     assert world.registry.notes("m") == {}
+
+
+@pytest.mark.parametrize("policy", [Latest(), Specific(frozenset({1}))])
+def test_a_damaged_version_replaces_nothing(world: World, policy: VersionPolicy) -> None:
+    world.broken[1] = DataLoss("its bytes changed")
+    world.watcher.configure(world.config(Specific(frozenset({2}))))
+    world.add("1", "2")
+    world.poll()
+    world.watcher.configure(world.config(policy))
+    world.poll()
+    shutil.rmtree(world.base / "2")
+    world.clock.now_s += 3600
+    world.poll()
+    world.poll()
+    assert (1, "1") in world.loads
+    assert world.serving == 2
+    shutil.rmtree(world.base / "1")
+    world.add("3")
+    world.poll()
+    world.watcher.configure(world.config())
+    world.poll()
+    assert world.serving == 3
