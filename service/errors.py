@@ -131,7 +131,7 @@ class SignatureNotFound(ServiceError):
     code = "FAILED_PRECONDITION"
 
     def __init__(self, text: str, near: str = "") -> None:
-        # near: the end of an error text, which suggests a signature with a similar name; "" if there is none.
+        # near: the end of an error text, which suggests a signature with a similar name, or lists all; "" without any.
         super().__init__(text)
         self.near = near
 

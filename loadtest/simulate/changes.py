@@ -51,8 +51,9 @@ _COMES_S = 1.0
 _FILES = 10_000
 # For how long after a node has failed servers may not wait for it (their maps of slots are as old).
 _AWAY_S = 5.0
-# How long a node takes to start with what it had saved: longer than from one comparison of replicas to the next.
-_START_S = 0.7
+# How long a node takes to start with what it had saved: longer than from one comparison of replicas to the next, also
+# while the other nodes of its slots are silent.
+_START_S = 1.0
 # So few that servers miss entries.
 _KEPT_ENTRIES, _READ_ENTRIES = 6, 4
 

@@ -438,7 +438,7 @@ class RemoteTables:
                 topologies = dict(self._topologies)
             for address, topology in topologies.items():
                 if address not in self._replicas:
-                    self._replicas[address] = Replicas(topology)
+                    self._replicas[address] = Replicas(topology, self._core.set_in_sync)
                 try:
                     self._compare(self._replicas[address])
                 except Exception:

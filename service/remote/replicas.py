@@ -8,7 +8,7 @@ its replica counts for as long as it gets more of the stream, and never gets non
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -59,10 +59,17 @@ class Found(NamedTuple):
 
 
 class Replicas:
-    """The finder of one cluster's replicas in sync with their primaries. Concurrency: one caller at a time."""
+    """The finder of one cluster's replicas in sync with their primaries. Concurrency: one caller at a time.
 
-    def __init__(self, topology: Topology) -> None:
+    Args:
+      on_lost: told at once of a replica that has started again; compare() returns later if other nodes are silent.
+    """
+
+    def __init__(
+        self, topology: Topology, on_lost: Callable[[Mapping[Node, float]], object] = lambda as_of_s: None
+    ) -> None:
         self._topology = topology
+        self._on_lost = on_lost
         # Each client has one connection, because one caller at a time asks a node.
         self._clients: dict[Node, Any] = {}
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "replicas")
@@ -120,6 +127,9 @@ class Replicas:
                 moment_s = has_all_s(own, before, known, gone_s=gone_s, as_of_s=known_s)
             if moment_s != known_s:
                 as_of_s[node] = moment_s
+            if moment_s < known_s:
+                self._topology.set_as_of_s({node: moment_s})
+                self._on_lost({node: moment_s})
         return as_of_s, is_old
 
     def _report(self, node: Node) -> Report:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from service.artifact.row_labels import NO_LABELS, RowLabels
-from service.errors import DataLoss, SignatureNotFound, did_you_mean
+from service.errors import DataLoss, SignatureNotFound, did_you_mean, listed
 from service.types import (
     DEFAULT_SIGNATURE,
     Array,
@@ -212,10 +212,11 @@ def find_signature(signatures: Mapping[str, SignatureSpec], name: str, fallback:
     if spec is None and not name:
         spec = signatures.get(fallback)
     if spec is None:
-        # The error text is TensorFlow Serving's, to the letter unless a similar signature can be suggested.
-        near = did_you_mean(name, runnable(signatures)) if name else ""
+        known = runnable(signatures)
+        near = did_you_mean(name, known) if name else ""
+        names = f"ignatures: {listed(sorted(known))}" if known and not near else ""
         text = f'Serving signature key "{name or DEFAULT_SIGNATURE}" not found'
-        raise SignatureNotFound(text + (near or "."), near)
+        raise SignatureNotFound(text + (near or (names and f". S{names}") or "."), near or (names and f"; s{names}"))
     return spec
 
 

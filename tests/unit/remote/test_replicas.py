@@ -161,3 +161,24 @@ def test_a_replica_that_starts_again_with_what_it_had_saved_is_not_read_until_it
     shard.act("linked")
     shard.act("compare")
     assert shard.nodes.is_in_sync(REPLICA)
+
+
+def test_a_replica_that_starts_again_is_told_while_another_one_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = ("silent", 1)
+    monkeypatch.setattr(Topology, "groups", lambda _: [(PRIMARY, [REPLICA, silent])])
+    told = []
+
+    class Shard(_Shard):
+        def _report(self, node: Node) -> Report:
+            if node == silent:
+                told.append(self.nodes.is_in_sync(REPLICA))
+                raise TimeoutError
+            return super()._report(node)
+
+    shard = Shard()
+    shard._on_lost = lambda as_of_s: told.append(as_of_s)
+    for action in ("change", "change", "compare", "compare", "linked"):
+        shard.act(action)
+    shard.num_copied = 1
+    shard.act("compare")
+    assert told == [False, True, {REPLICA: float("-inf")}, False]
