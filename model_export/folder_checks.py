@@ -95,7 +95,10 @@ def check_described(folder: Path) -> Manifest:
 
 def check_run(folder: Path) -> None:
     if not (folder / RUN_FILE).is_file():
-        raise ExportError(f"{folder} has no {RUN_FILE}: it is not the folder of a `model-export train` run")
+        raise ExportError(
+            f"{folder} has no {RUN_FILE}: it is not the folder of a `model-export train` run; "
+            "a model of yours: model-export export MODEL.keras --out DIR"
+        )
 
 
 def check_writable(folder: Path) -> None:

@@ -562,7 +562,7 @@ def test_versions_on_disk_are_compared_and_an_empty_choice_explains_itself(
     assert box(page, "From version").count() == 0
     console.open("deltas")
     card = page.locator("section[aria-label='Deltas of large 1']")
-    card.get_by_text("No delta has come yet.").wait_for()
+    card.get_by_text("No rows were changed since this version was loaded.").wait_for()
     card.get_by_text(f"model-export delta {base}/large/1 --table tag --rows new.npz").wait_for()
     card.get_by_text("/v1/models/large/tables/tag:upsert").wait_for()
     admin = card.get_by_role("link", name="page Admin").get_attribute("href")

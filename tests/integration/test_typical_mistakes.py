@@ -193,7 +193,8 @@ EXPORT: dict[str, Mistake] = {
     "export of a run that is not there": Mistake(
         "export --run runs/mine --out out",
         1,
-        "runs/mine has no run.json: it is not the folder of a `model-export train` run",
+        "runs/mine has no run.json: it is not the folder of a `model-export train` run; a model of yours: "
+        "model-export export MODEL.keras --out DIR",
     ),
     "export of a config with a misspelt key": Mistake(
         "export --config export.toml",

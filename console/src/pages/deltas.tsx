@@ -51,7 +51,7 @@ function VersionDeltas(props: Place & { deltas: DeltaStatus; session: Session; p
       </h2>
       {isIdle ? (
         <p>
-          No delta has come yet. A delta changes rows of a served version without a new one.
+          No rows were changed since this version was loaded. A delta changes rows of a served version without a new one.
         </p>
       ) : (
         <dl>

@@ -429,9 +429,9 @@ function Settings(props: { label: string; summary: string; settings: [string, Se
         label={props.label}
         rows={props.settings}
         columns={[
-          { name: "setting", cell: ([name]) => `--${name}` },
+          { name: "setting", cell: ([name]) => <span class="whole">--{name}</span> },
           { name: "value", isNumber: true, cell: ([name, one]) => settingText(name, one.value) },
-          { name: "is default", cell: ([, one]) => (one.is_default ? "yes" : "no") },
+          ...(props.settings.some(([, one]) => one.is_default) ? [{ name: "is default", cell: ([, one]: [string, Setting]) => (one.is_default ? "yes" : "no") }] : []),
         ]}
       />
     </details>

@@ -135,7 +135,7 @@ interface FoundRow {
 function Found({ choice, text, found }: { choice: Choice; text: string; found: Loaded<FoundRow[]> }): JSX.Element {
   return (
     <section class="card" aria-label="Found rows">
-      <h2>Found for “{text}”</h2>
+      <h2>{found.data && !found.data.length ? "No row" : "Found"} for “{text}”</h2>
       <Status of={found} what="rows" />
       {found.data && !found.data.length ? (
         <p class="faint">

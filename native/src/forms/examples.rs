@@ -78,7 +78,7 @@ impl Method {
     fn outputs(self, signature: &Signature) -> Result<SmallVec<[usize; 2]>, BoxedFault> {
         let (num_outputs, definition) = (signature.outputs.len(), &signature.definition);
         if signature.inputs.len() != 1 {
-            return Err(faults::not_one_input());
+            return Err(faults::not_one_input(&signature.name, signature.inputs.len()));
         }
         let has_input = signature.input(INPUTS.as_bytes()).is_some();
         let found = |names: &[&str]| names.iter().filter_map(|name| signature.output(name.as_bytes())).collect();

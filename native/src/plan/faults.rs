@@ -311,7 +311,8 @@ faults! {
 // tf.Examples. Source: `tensorflow_serving/servables/tensorflow/{classifier,regressor,multi_inference,util}.cc` (9d981c5).
 faults! {
     InvalidArgument no_input() "Input is empty.";
-    InvalidArgument not_one_input() "Expected one input Tensor.";
+    InvalidArgument not_one_input(signature: &str, count: usize)
+        "Expected one input Tensor. Signature \"{signature}\" has {count}: send it to Predict.";
     InvalidArgument number_of_class_outputs(count: usize) "Expected one or two output Tensors, found {count}";
     InvalidArgument not_one_output() "Expected one output Tensor.";
     InvalidArgument no_class_inputs(definition: &str) "No classification inputs found in SignatureDef: {definition}";
@@ -444,9 +445,9 @@ faults! {
         "Inference-Header-Content-Length is {text}, but the body has {num_bytes} bytes.";
     InvalidArgument input_twice(input: &str) "input \"{input}\" was sent twice.";
     InvalidArgument member_type(owner: &str, key: &str, wanted: &str, described: &str)
-        "{owner}: expected \"{key}\" to be {wanted}, got JSON Value: {described}";
+        "{owner}: expected \"{key}\" to be {wanted}, got {described}";
     InvalidArgument no_tensors(key: &str, described: &str)
-        "expected \"{key}\" to be a list of objects with a name each, got JSON Value: {described}";
+        "expected \"{key}\" to be a list of objects with a name each, got {described}";
     InvalidArgument parameter_not_supported(owner: &str, name: &str) "{owner}: the parameter \"{name}\" is not supported.";
     InvalidArgument tensor_parameter(kind: &str, tensor: &str, name: &str)
         "{kind} \"{tensor}\": the parameter \"{name}\" is not supported.";
@@ -556,16 +557,23 @@ pub enum Asked {
 #[must_use]
 #[cold]
 pub fn unknown_signature<'n>(name: &str, known: impl IntoIterator<Item = &'n str>, asked: Asked) -> BoxedFault {
-    let near = if name.is_empty() { String::new() } else { did_you_mean(name, known) };
+    let known: Vec<&str> = known.into_iter().collect();
+    let near = if name.is_empty() { String::new() } else { did_you_mean(name, known.iter().copied()) };
+    let names = Names::sorted(known);
+    let end = match (near.is_empty(), names.is_empty(), asked) {
+        (false, ..) | (_, true, _) => near,
+        (_, _, Asked::Predict) => format!(". Signatures: {names}"),
+        _ => format!("; signatures: {names}"),
+    };
     let name = if name.is_empty() { "serving_default" } else { name };
-    let invalid = |begin: &str| Fault::new(Code::InvalidArgument, format!("{begin}: {name}{near}"));
+    let invalid = |begin: &str| Fault::new(Code::InvalidArgument, format!("{begin}: {name}{end}"));
     match asked {
         Asked::Predict => {
-            let end = if near.is_empty() { "." } else { &near };
+            let end = if end.is_empty() { "." } else { &end };
             Fault::new(Code::FailedPrecondition, format!("Serving signature key \"{name}\" not found{end}"))
         }
         Asked::RestPredict => {
-            let text = format!("Serving signature name: \"{name}\" not found in signature def{near}");
+            let text = format!("Serving signature name: \"{name}\" not found in signature def{end}");
             Fault::new(Code::InvalidArgument, text)
         }
         Asked::Examples => invalid("No signature was found with the name"),
@@ -631,15 +639,16 @@ mod tests {
     fn an_unknown_signature_has_the_text_of_its_api_and_a_suggestion() {
         let known = ["serving_default", "lookup"];
         let text = |name, asked| unknown_signature(name, known, asked).text;
-        assert_eq!(text("x", Asked::Predict), "Serving signature key \"x\" not found.");
+        let predict = "Serving signature key \"x\" not found.";
+        assert_eq!(text("x", Asked::Predict), format!("{predict} Signatures: lookup, serving_default"));
+        assert_eq!(unknown_signature("x", [], Asked::Predict).text, predict);
         assert_eq!(text("lokup", Asked::Predict), "Serving signature key \"lokup\" not found; did you mean lookup?");
-        let rest = "Serving signature name: \"x\" not found in signature def";
+        let rest = "Serving signature name: \"x\" not found in signature def; signatures: lookup, serving_default";
         assert_eq!(text("x", Asked::RestPredict), rest);
-        assert_eq!(text("", Asked::RestPredict), rest.replace('x', "serving_default"));
-        assert_eq!(text("", Asked::Examples), "No signature was found with the name: serving_default");
         let near = "No signature was found with the name: lokup; did you mean lookup?";
         assert_eq!(text("lokup", Asked::Examples), near);
-        assert_eq!(text("x", Asked::Task), "Requested signature not found in model graph: x");
+        let task = "Requested signature not found in model graph: serving_default; signatures: lookup";
+        assert_eq!(unknown_signature("", ["lookup"], Asked::Task).text, task);
     }
 
     #[test]

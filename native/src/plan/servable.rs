@@ -710,7 +710,8 @@ impl Servable {
         let found = if name.is_empty() { other("serving_default").or_else(|| other(fallback)) } else { other(name) };
         let Some(found) = found else {
             let own = self.shared.signatures.iter().map(|signature| &*signature.name);
-            let known = own.chain(self.shared.other_signatures.iter().map(|other| &*other.name));
+            let others = self.shared.other_signatures.iter().filter(|other| other.why != WhyNot::Initializes);
+            let known = own.chain(others.map(|other| &*other.name));
             return Err(faults::unknown_signature(name, known, asked).of_model(self.model()));
         };
         let run = self.shared.signatures.iter().map(|signature| &signature.name);

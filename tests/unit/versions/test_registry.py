@@ -525,9 +525,11 @@ def test_no_name_means_serving_default() -> None:
 
 
 @pytest.mark.parametrize(("asked", "named"), [("x", "x"), ("", "serving_default")])
-def test_an_unknown_signature_is_named_in_tensorflow_serving_s_words(asked: str, named: str) -> None:
+def test_an_unknown_signature_is_named_in_tensorflow_serving_s_words_and_all_others_after_them(
+    asked: str, named: str
+) -> None:
     spec = predict_spec("lookup")
-    with pytest.raises(SignatureNotFound, match=rf'^Serving signature key "{named}" not found\.$'):
+    with pytest.raises(SignatureNotFound, match=rf'^Serving signature key "{named}" not found\. Signatures: lookup$'):
         Servable("m", 1, {"lookup": spec}, {}).signature(asked)
 
 

@@ -582,6 +582,9 @@ fn leaves<'a>(name: &str, lists: &[Items<'_, 'a>], wanted: Wanted, dims: Dims) -
             Json::Text(_) if wanted.has_table => " (it has no vocabulary, send ids)",
             Json::Int(_) if wanted.takes_keys => " (send the strings of its vocabulary)",
             Json::Float(number) if number.is_nan() && dtype.integer_range().is_some() => " (NaN is no id)",
+            Json::Float(number) if dtype.integer_range().is_some() && number.abs() >= 2f64.powi(63) => {
+                " (out of range)"
+            }
             Json::Float(_) if dtype.integer_range().is_some() => " (send whole numbers)",
             _ => "",
         };

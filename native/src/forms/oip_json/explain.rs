@@ -117,27 +117,27 @@ fn member<'o, 'a>(object: &'o [(Cow<'a, str>, Json<'a>)], key: &str) -> Option<&
     object.iter().find(|(name, _)| name == key).map(|(_, value)| value)
 }
 
-fn described_or_null(value: Option<&Json<'_>>) -> String {
-    described(value.unwrap_or(&Json::Null))
+fn got(value: Option<&Json<'_>>) -> String {
+    value.map_or_else(|| "nothing".to_owned(), |value| format!("JSON Value: {}", described(value)))
 }
 
 fn text(value: Option<&Json<'_>>, key: &str, owner: &str) -> Result<String> {
     match value {
         Some(Json::Text(text)) => Ok(text.to_string()),
-        value => Err(faults::member_type(owner, key, "a string", &described_or_null(value)).into()),
+        value => Err(faults::member_type(owner, key, "a string", &got(value)).into()),
     }
 }
 
 fn flag(value: Option<&Json<'_>>, key: &str, owner: &str) -> Result<bool> {
     match value {
         Some(Json::Bool(flag)) => Ok(*flag),
-        value => Err(faults::member_type(owner, key, "true or false", &described_or_null(value)).into()),
+        value => Err(faults::member_type(owner, key, "true or false", &got(value)).into()),
     }
 }
 
 /// Returns the elements of a member that must be a list of objects.
 fn objects<'o, 'a>(value: Option<&'o Json<'a>>, key: &str) -> Result<Vec<&'o Object<'a>>> {
-    let fault = || Declined::from(faults::no_tensors(key, &described_or_null(value)));
+    let fault = || Declined::from(faults::no_tensors(key, &got(value)));
     let Some(Json::List(list)) = value else { return Err(fault()) };
     list.mixed()
         .ok_or_else(fault)?
@@ -151,7 +151,7 @@ fn parameters<'o, 'a>(owner: &'o Object<'a>, name: &str) -> Result<&'o [(Cow<'a,
     let members = match member(owner, "parameters") {
         None | Some(Json::Null) => return Ok(&[]),
         Some(Json::Object(members)) => members,
-        value => return Err(faults::member_type(name, "parameters", "an object", &described_or_null(value)).into()),
+        value => return Err(faults::member_type(name, "parameters", "an object", &got(value)).into()),
     };
     match REFUSED_PARAMETERS.iter().find(|refused| member(members, refused).is_some()) {
         Some(refused) => Err(faults::parameter_not_supported(name, refused).into()),
@@ -174,7 +174,7 @@ fn inputs<'a>(document: &mut Object<'a>, binary: &'a [u8], has_header: bool) -> 
         let data = match (size, values) {
             (None, Some(values @ Json::List(_))) => Data::Values(values.clone()),
             (None, values) => {
-                return Err(faults::member_type(&owner, "data", "a list", &described_or_null(values)).into());
+                return Err(faults::member_type(&owner, "data", "a list", &got(values)).into());
             }
             (Some(_), Some(_)) => return Err(faults::data_and_binary(&name).into()),
             (Some(_), None) if !has_header => return Err(faults::binary_without_header(&name).into()),
@@ -199,7 +199,7 @@ fn shape(value: Option<&Json<'_>>, owner: &str) -> Result<Vec<i64>> {
         _ => None,
     };
     // The size -2^63 has no opposite of 64 bits.
-    sizes.filter(|sizes| !sizes.contains(&i64::MIN)).ok_or_else(|| {
-        faults::member_type(owner, "shape", "a list of integers of 64 bits", &described_or_null(value)).into()
-    })
+    sizes
+        .filter(|sizes| !sizes.contains(&i64::MIN))
+        .ok_or_else(|| faults::member_type(owner, "shape", "a list of integers of 64 bits", &got(value)).into())
 }
