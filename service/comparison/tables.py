@@ -138,11 +138,9 @@ class KeyedRows(Protocol):
 
     def keys_at(self, ids: Array) -> Array:
         """Returns the keys of [N] row ids in `lines`: int64, or an object array of bytes."""
-        ...
 
     def rows_of(self, keys: Array) -> Array:
         """Returns the [N] int64 row ids in `lines` of [N] keys; NO_ROW for a key that is not in the file."""
-        ...
 
     def key_of(self, row: int) -> bytes | int | None: ...
 
@@ -161,15 +159,12 @@ class Matching(Protocol):
 
     def new_ids(self, old_ids: Array) -> Array:
         """Returns the [n] int64 ids in the new version of [n] ids in `old`; NO_ROW for a row that is gone."""
-        ...
 
     def old_ids(self, new_ids: Array) -> Array:
         """Returns the [n] int64 ids in the old version of [n] ids in `new`; NO_ROW for a row that is added."""
-        ...
 
     def name(self, id: int, *, is_new: bool) -> str:
         """Returns the key of a row as text, or its id and label if rows are paired by ids."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

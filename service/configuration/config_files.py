@@ -44,11 +44,7 @@ def read_monitoring_config(path: Path) -> PrometheusConfig:
 def metrics_paths(config: PrometheusConfig | None) -> tuple[str, ...]:
     """Returns the HTTP paths of the metrics, OWN_PATH first; none if the config does not enable metrics.
 
-    Args:
-      config: None: there is no file, so metrics are on.
-
-    Raises:
-      InvalidRequest: the path is no valid URL path, or belongs to another route.
+    config: None without a file. Raises InvalidRequest for a path that is no URL path, or another route's.
     """
     if config is None:
         return (OWN_PATH, DEFAULT_PATH)

@@ -108,7 +108,6 @@ _MAX_WAITING = 16
 
 
 def add_diff_route(app: FastAPI, engine: Engine) -> None:
-    """Adds the HTTP route that compares two versions, in threads that run no other requests."""
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-diff")
     waiting = 0
 

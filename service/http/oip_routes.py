@@ -42,7 +42,6 @@ _UNIMPLEMENTED = {
 
 
 def add_open_inference_routes(app: FastAPI, engine: Engine) -> None:
-    """Adds all routes of the Open Inference Protocol but infer, which the native core answers."""
 
     async def metadata(request: Request) -> Response:
         """Returns a model's AVAILABLE versions, and names, datatypes and shapes of the inputs and outputs of one

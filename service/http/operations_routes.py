@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 def add_admin_routes(
     app: FastAPI, engine: Engine, metrics: Callable[[], tuple[bytes, str]], metrics_paths: Sequence[str]
 ) -> None:
-    """Adds the routes of health and readiness, for orchestrators, and of metrics, for monitoring."""
 
     async def healthz(request: Request) -> Response:
         """Answers "ok" to every health check; an orchestrator shall restart a server that does not answer."""

@@ -479,8 +479,7 @@ def _default_rows(manifest: Manifest, table: str) -> tuple[int, ...]:
 class RemoteFilling:
     """The filler of the cache of remote tables' rows, for versions that are being loaded. Concurrency: any thread.
 
-    seconds: longest time for one version; rows that are not read by then are
-    left out.
+    seconds: longest time for one version; rows that are not read by then are left out.
     hot_rows: returns table -> its hot rows, [n] int64, the hottest first, of a model and version.
     """
 

@@ -266,11 +266,7 @@ def dropped_line_metrics() -> list[str]:
 
 
 def name_requests_in_log(current_id: Callable[[], bytes]) -> None:
-    """Adds the current request's id to each log line that has none.
-
-    Args:
-      current_id: returns the current request's id; b"" outside of requests.
-    """
+    """Adds the current request's id (b"" outside of requests) to each log line that has none."""
 
     def name_request(record: logging.LogRecord) -> bool:
         own_id = current_id()

@@ -47,10 +47,7 @@ def sample(name: str, labelled: str, value: float) -> str:
 
 
 def series(name: str, about: str, values: Iterable[tuple[Named, float]]) -> list[str]:
-    """Returns the lines of a metric family, a counter if the name ends in "_total", else a gauge.
-
-    values: labels of each sample, and its value.
-    """
+    """Returns the lines of a metric family, a counter if the name ends in "_total", else a gauge."""
     return _family_of(name, about, [(labels(named), value) for named, value in values])
 
 

@@ -288,7 +288,6 @@ class WarmupCounter:
             return sorted(self._found.values(), key=lambda warmup: warmup[:2])
 
     def retire(self, model: str, version: int) -> None:
-        """Drops the counts of warm-up replays of a version that has ended, because new versions may come all day."""
         with self._lock:
             self._found = {key: found for key, found in self._found.items() if key[:2] != (model, version)}
 

@@ -229,12 +229,7 @@ def reference_of(artifact: Path, manifest: Manifest) -> Model:
 def lookup_of(
     feature: LookupFeature, table: MappedTable, inputs: Mapping[str, TensorSpec]
 ) -> Callable[[Tensors], Array]:
-    """Returns the function that looks up one feature's ids in a table as the server does: in the native core, or where
-    no core is installed in the reference.
-
-    Returns:
-      A function of a request; it returns the vectors, and raises InvalidRequest.
-    """
+    """Returns the function that looks up one feature's ids in a table as the server does; it raises InvalidRequest."""
     if not has_core():
         scales = table.scales[:, None] if table.scales.size else None
         return partial(look_up, feature, Table(table.info, table.weights, scales))
