@@ -30,9 +30,9 @@ from service.http.model_routes import (
     add_hot_rows_route,
     add_lookup_routes,
     add_neighbor_routes,
+    add_open_inference_routes,
     add_tfs_routes,
 )
-from service.http.oip_routes import add_open_inference_routes
 from service.http.operations_routes import add_admin_routes, add_docs_routes, add_statusz_route
 from service.http.routing import malformed, meant_by, raw_path
 from service.http.table_view_routes import add_table_view_routes

@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 
 from service.control.engine import Engine
 from service.http.middleware import page_policy
-from service.http.routing import add_route
+from service.http.routing import add_route, json_response
 
 if TYPE_CHECKING:
     from service.http.openapi import Documents
@@ -29,16 +29,16 @@ def add_admin_routes(
 
     async def healthz(request: Request) -> Response:
         """Answers "ok" to every health check; an orchestrator shall restart a server that does not answer."""
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def readyz(request: Request) -> Response:
         """Says whether a load balancer shall send requests to this server, and which models can not answer and why."""
         is_ready, problems = engine.is_ready, engine.problems()
         if is_ready:
-            return _json({"status": "ready", "problems": problems})
+            return json_response({"status": "ready", "problems": problems})
         if engine.fault:
             problems[""] = engine.fault
-        return _json({"status": "not ready", "problems": problems or {"": "no model is configured"}}, 503)
+        return json_response({"status": "not ready", "problems": problems or {"": "no model is configured"}}, 503)
 
     async def metrics_text(request: Request) -> Response:
         """Returns the metrics in Prometheus' text format."""
@@ -51,10 +51,6 @@ def add_admin_routes(
     add_route(app, "/readyz", readyz, "GET", "readyz")
     for number, path in enumerate(metrics_paths):
         add_route(app, path, metrics_text, "GET", None if number else "metrics")
-
-
-def _json(document: dict[str, object], status: int = 200) -> Response:
-    return Response(orjson.dumps(document), status, media_type="application/json")
 
 
 PATH = "/v1/statusz"

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
 
+import orjson
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -171,6 +172,10 @@ def meant(path: str, method: str = "POST", routes: Mapping[str, str] = MappingPr
         *others, last = (f":{known}" for known in _VERBS)
         return f'; there is no verb "{verb}": POST to {", ".join(others)} or {last}'
     return ""
+
+
+def json_response(document: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type="application/json")
 
 
 def raw_path(request: Request) -> str:
