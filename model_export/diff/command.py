@@ -15,9 +15,8 @@ from pathlib import Path
 from model_export.errors import ExportError
 from model_export.folder_checks import check_saved_model
 from model_export.report import plots
-from model_export.report.html import sections_page
+from model_export.report.rendering import sections_page, sections_text
 from model_export.report.sections import Block, Figure, Lines, Section, Table, spark
-from model_export.report.text import sections_text
 from service.comparison.document import (
     DRIFTED_COSINE,
     MAX_ROW_FACTOR,

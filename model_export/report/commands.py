@@ -28,9 +28,8 @@ from model_export.folder_checks import check_described, check_saved_model
 from model_export.parity.comparison import Disagreements, ParityReport
 from model_export.report.build import ReportOptions, build_report, read_table_labels, row_names
 from model_export.report.document import ArtifactReport, TableReport
-from model_export.report.html import to_html
+from model_export.report.rendering import to_html, to_text, verification_text
 from model_export.report.table_files import declared_tables, map_table, matrix_variables
-from model_export.report.text import to_text, verification_text
 from model_export.row_names import LabelFile, Labels
 from model_export.statistics.table_health import TableRows, sample_ids
 from model_export.statistics.table_statistics import TableStatistics

@@ -25,12 +25,19 @@ from service.errors import InvalidRequest, MalformedPayload, PermissionDenied, R
 from service.http.access import AccessMiddleware, session_cookie
 from service.http.body import read_body
 from service.http.console_routes import SESSION_PATH, add_console_routes
-from service.http.counting import CountingMiddleware, RequestCounts
 from service.http.errors import CODE_HEADER, error_response, service_error_response
 from service.http.http_parts import HttpParts
 from service.http.middleware import RequestIdMiddleware, RequestIds, SecurityHeadersMiddleware
 from service.http.operations_routes import add_admin_routes, add_statusz_route
-from service.http.routing import add_model_route, add_route, json_response, model_ref, raw_path
+from service.http.routing import (
+    CountingMiddleware,
+    RequestCounts,
+    add_model_route,
+    add_route,
+    json_response,
+    model_ref,
+    raw_path,
+)
 from service.types import ModelRef
 from service.wire.json_body import decode_upsert, encode_receipt, encode_tables
 

@@ -28,9 +28,16 @@ from service.control.engine import Engine, ModelDescription
 from service.control.request_context import Call
 from service.errors import DeadlineExceeded, InvalidRequest, MalformedPayload, Overloaded, ServiceError, Unimplemented
 from service.http.body import read_body
-from service.http.counting import named_model
 from service.http.middleware import IS_ENCODED
-from service.http.routing import add_model_route, add_route, in_the_core, json_response, model_ref, version_number
+from service.http.routing import (
+    add_model_route,
+    add_route,
+    in_the_core,
+    json_response,
+    model_ref,
+    named_model,
+    version_number,
+)
 from service.types import ModelRef, SignatureSpec
 from service.versions.counts import DEFAULT_HOT_ROWS, MAX_HOT_ROWS, TableTraffic
 from service.versions.neighbors import SIGNATURE

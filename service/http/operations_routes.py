@@ -73,45 +73,7 @@ _PACKAGE, _FOLDER = "fastapi_swagger", "resources"
 # Swagger UI has colours for the dark, but does not ask the browser for them. The document has up to three paths for an
 # operation: of a model, of one of its versions, of a label. The checkbox shows those of versions and labels; they are
 # known by the ends of their operations' ids (see service.http.openapi). A comparison has no path but of a version.
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Embedding server: HTTP API</title>
-<link rel="stylesheet" href="/docs-assets/swagger-ui.css">
-<link rel="icon" href="/docs-assets/favicon-32x32.png">
-<style>
-  body { margin: 0 }
-  .bar { display: flex; flex-wrap: wrap; gap: .3rem 2rem; max-width: 1420px; margin: auto; padding: 1rem 20px 0 }
-  .bar { font: 14px sans-serif }
-  .bar a { color: #3949ab }
-  html.dark-mode .bar { color: #e4e6e6 }
-  html.dark-mode .bar a { color: #9fa8da }
-  body:not(:has(#all:checked)) .opblock:is([id$="Version"], [id$="Label"]):not([id$="-diffVersion"]) { display: none }
-  .swagger-ui .info { margin: 1rem 0 }
-</style>
-<script>
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const paint = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
-  dark.addEventListener("change", paint);
-  paint();
-</script>
-</head>
-<body>
-<main>
-<div class="bar">CONSOLE
-<label><input type="checkbox" id="all"> Show the paths of single versions and labels, too</label>
-</div>
-<div id="swagger-ui"></div>
-</main>
-<script src="/docs-assets/swagger-ui-bundle.js"></script>
-<script>
-  SwaggerUIBundle({ url: "/openapi.json", dom_id: "#swagger-ui", deepLinking: true, defaultModelsExpandDepth: 0 });
-</script>
-</body>
-</html>
-"""
+_PAGE = Path(__file__).with_name("docs.html")
 
 
 def add_docs_routes(app: FastAPI, engine: Engine, *, strict_json: bool, has_console: bool) -> None:
@@ -133,7 +95,8 @@ def add_docs_routes(app: FastAPI, engine: Engine, *, strict_json: bool, has_cons
     spec = find_spec(_PACKAGE)
     assert spec is not None and spec.submodule_search_locations
     app.mount("/docs-assets", StaticFiles(directory=Path(spec.submodule_search_locations[0]) / _FOLDER))
-    text = _PAGE.replace("CONSOLE", '<a href="console">Console</a>' if has_console else "")
+    console = '<a href="console">Console</a>' if has_console else ""
+    text = _PAGE.read_text(encoding="utf-8").replace("CONSOLE", console)
     page = HTMLResponse(text, headers={"Content-Security-Policy": page_policy(text, "'self'")})
 
     async def docs(request: Request) -> Response:

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import process_time
-from types import TracebackType
 from typing import TypeVar
 
 from service.artifact.manifest import LookupFeature, Manifest
@@ -159,9 +158,7 @@ class Trial:
     def __enter__(self) -> Trial:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for opened in (self._cut, self._whole, self._in_python):
             opened.close()
 

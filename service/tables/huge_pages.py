@@ -33,7 +33,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -69,9 +68,7 @@ class PageTable:
     def __enter__(self) -> PageTable:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
     def huge_bytes(self, address: int, nbytes: int) -> int:

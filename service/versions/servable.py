@@ -6,7 +6,6 @@ import operator
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from service.artifact.row_labels import NO_LABELS, RowLabels
@@ -239,9 +238,7 @@ class Holder:
     def __enter__(self) -> Servable:
         return self.servable
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._leases.pop()
 
     def acquire(self) -> bool:
