@@ -29,7 +29,7 @@ from service.comparison.document import (
 )
 from service.comparison.tables import Budget
 from service.comparison.versions import compare_versions
-from service.errors import DataLoss
+from service.errors import DataLoss, os_errors_as
 
 
 def diff(arguments: argparse.Namespace) -> None:
@@ -52,7 +52,9 @@ def diff(arguments: argparse.Namespace) -> None:
     elif arguments.html is None:
         sys.stdout.write(to_text(found))
     if arguments.html is not None:
-        _write(arguments.html, to_html(found))
+        with os_errors_as(ExportError, f"cannot write {arguments.html}"):
+            arguments.html.write_text(to_html(found), encoding="utf-8")
+        sys.stderr.write(f"comparison written to {arguments.html}\n")
     if arguments.max_drift is not None and (faults := found.refusals(arguments.max_drift)):
         raise ExportError(f"drifted (--max_drift={arguments.max_drift:g}): {'; '.join(faults)}")
 
@@ -69,14 +71,6 @@ def _with_predictions(found: VersionDiff, old: Path, new: Path) -> VersionDiff:
         return dataclasses.replace(found, notes=(*found.notes, note))
     predictions, notes = compare_predictions(old, new, requests)
     return dataclasses.replace(found, predictions=predictions, notes=(*found.notes, *notes))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ExportError(f"cannot write {path}: {error.strerror or error}") from error
-    sys.stderr.write(f"comparison written to {path}\n")
 
 
 def to_text(diff: VersionDiff) -> str:

@@ -35,6 +35,7 @@ from model_export.statistics.table_health import TableRows, sample_ids
 from model_export.statistics.table_statistics import TableStatistics
 from service.artifact.manifest import Manifest
 from service.comparison.document import plain
+from service.errors import os_errors_as
 
 CONFIG = "projector_config.pbtxt"
 # Maximal number of points that TensorBoard reads for a table.
@@ -206,10 +207,8 @@ def shown_rows() -> Iterator[Callable[[str], Callable[[int, int | None], None]]]
 def _write_html(report: ArtifactReport, arguments: argparse.Namespace) -> None:
     if arguments.html is None:
         return
-    try:
+    with os_errors_as(ExportError, f"cannot write {arguments.html}"):
         arguments.html.write_text(to_html(report), encoding="utf-8")
-    except OSError as error:
-        raise ExportError(f"cannot write {arguments.html}: {error.strerror or error}") from error
     _remark(arguments, f"report written to {arguments.html}")
 
 

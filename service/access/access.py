@@ -22,7 +22,7 @@ from service.artifact.files import read_plain_file
 from service.configuration.settings import StartError
 from service.control.engine import Engine
 from service.control.request_context import Call, Observer
-from service.errors import PermissionDenied
+from service.errors import PermissionDenied, os_errors_as
 from service.observe.reload_metrics import ReloadCounter
 from service.types import ModelRef, VersionStatus
 from service.versions.model_config import ModelConfig, Origin
@@ -369,10 +369,8 @@ def _digest_of_file(path: Path, where: str) -> bytes:
 
 
 def _read(path: Path, where: str = "") -> bytes:
-    try:
+    with os_errors_as(AuthConfigError, f"{where}cannot read {path}"):
         return read_plain_file(path)
-    except OSError as error:
-        raise AuthConfigError(f"{where}cannot read {path}: {error.strerror}") from error
 
 
 def _check_unique(callers: tuple[Caller, ...]) -> None:

@@ -1,18 +1,13 @@
 """Computes the hashes of TensorFlow's formats: CRC-32C checksums of bytes, and Fingerprint64 of unknown keys.
 
-Computes CRC-32C checksums: in the native core by the processor's own instruction, without the core in numpy.
-
-Source: RFC 3720 appendix B.4 (CRC-32C); tensorflow/core/lib/hash/crc32c.h (TensorFlow 2.21) for the mask; crc32_combine
-of zlib for the lanes.
-
-Computes FarmHash's Fingerprint64, the hash by which TensorFlow assigns unknown keys to OOV buckets.
+The native core computes CRC-32C by the processor's own instruction; without the core numpy does. TensorFlow assigns
+unknown keys to OOV buckets by FarmHash's Fingerprint64, whose arithmetic is modulo 2**64.
 
 >>> fingerprint64(b"hello")
 13009744463427800296
 
-All arithmetic is modulo 2**64.
-
-Source: google/farmhash 0d859a8, src/farmhash.cc, farmhashna::Hash64.
+Source: RFC 3720 appendix B.4 (CRC-32C); tensorflow/core/lib/hash/crc32c.h (TensorFlow 2.21) for the mask; crc32_combine
+of zlib for the lanes; google/farmhash 0d859a8, src/farmhash.cc, farmhashna::Hash64.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Converts TensorProto messages to numpy arrays and back, and TensorFlow's dtypes to numpy's.
 
-Source: tensorflow/core/framework/tensor.proto and Tensor::FromProto in tensor.cc (2.21).
+A dtype has a DataType number, a name in protos, and this server's name (numpy's, or "string").
 
-Maps TensorFlow's dtypes between DataType numbers, names in protos, and this server's names (numpy's, or "string").
-
-Source: tensorflow/core/framework/types.proto (2.21).
+Source: tensorflow/core/framework/tensor.proto, types.proto and Tensor::FromProto in tensor.cc (2.21).
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Pairs the rows of one table in two versions, and compares them in chunks: memory does not grow with the table.
 
-Fits the rotation between the rows of two versions of a table, and compares rows after the rotation.
-
 Two trainings of one model find the same geometry in another coordinate system. Dot products, which the model uses, do
-not change when all rows are rotated, so a rotation is no change of the model.
-
-The mean row is subtracted first: if the rows of a table share a large mean, any two rows point the same way, and a
-table whose rows were permuted would look unchanged.
+not change when all rows are rotated, so a rotation is no change of the model: rows are compared after it, too. The mean
+row is subtracted first: if the rows of a table share a large mean, any two rows point the same way, and a table whose
+rows were permuted would look unchanged.
 
 Source: Schönemann, A generalized solution of the orthogonal Procrustes problem, Psychometrika 31 (1966).
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from service.artifact.files import read_plain_file
 from service.configuration.settings import Settings
-from service.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError
+from service.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError, os_errors_as
 from service.versions.model_config import (
     ModelConfig,
     fault_of,
@@ -25,9 +25,8 @@ from service.wire.config_protos import PrometheusConfig, parse_config_text, pars
 
 def read_proto_text(path: Path) -> str:
     try:
-        return read_plain_file(path).decode()
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+        with os_errors_as(InvalidRequest, f"cannot read {path}"):
+            return read_plain_file(path).decode()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"Invalid protobuf file: '{path}': it is not UTF-8 text") from error
 

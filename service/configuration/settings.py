@@ -1,6 +1,4 @@
-"""Declares the dataclass of all settings, and the error that stops the server's start.
-
-Declares the settings of limits, HTTP, gRPC, shutdown and logs.
+"""Declares all settings, those of limits, HTTP, gRPC, shutdown and logs here, and the error that stops the start.
 
 A flag of TensorFlow Serving keeps its meaning here.
 """

@@ -2,10 +2,8 @@
 
 No other file of the server reads environment variables.
 
-Lists the flags of tensorflow_model_server that this server lacks: it ignores or refuses each, and says why.
-
-A command line of tensorflow_model_server works unchanged. Each of these flags either has no effect, which a warning
-says, or is refused, because the server would do something else than the flag asks for.
+A command line of tensorflow_model_server works unchanged. Each of its flags that this server lacks either has no
+effect, which a warning says, or is refused, because the server would do something else than the flag asks for.
 
 Source: tensorflow_serving/model_servers/main.cc, server.h (9d981c5).
 """

@@ -377,8 +377,7 @@ def _native_graphs(
 ) -> Mapping[str, NativeGraph | PythonOnly]:
     if lookups is not None and all(backend is lookups.backend for backend in servable.backends.values()):
         return {}
-    # graph_opening is imported here and not at the top, so that a version's lookups are answered before the modules of
-    # graphs are imported.
+    # As in _graph_opening().
     from service.loading.graph_opening import native_graphs
 
     return native_graphs(servable, batching)

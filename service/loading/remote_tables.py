@@ -430,7 +430,6 @@ class RemoteTables:
         repeat(self.follow, stop, _FOLLOW_S, "remote-changes")
 
     def compare(self) -> None:
-        # service.remote is imported only if a table is remote, because it needs redis-py, an optional extra.
         from service.remote.replicas import Replicas
 
         with self._comparing:

@@ -1,11 +1,10 @@
 """Writes lines of metrics in Prometheus' text format, version 0.0.4, and declares the buckets of histograms.
 
+This server's buckets have limits in seconds, TensorFlow Serving's in microseconds.
+
 Source: prometheus.io/docs/instrumenting/exposition_formats; TensorFlow Serving's peculiarities (no HELP lines, braces
-  without labels, limits of six digits) are from util/prometheus_exporter.cc (9d981c5).
-
-Declares the buckets of histograms, with this server's limits in seconds and TensorFlow Serving's in microseconds.
-
-Source: tensorflow_serving/servables/tensorflow/util.cc, batching/{batching_session.cc,batching_util.h} (9d981c5).
+  without labels, limits of six digits) are from util/prometheus_exporter.cc, its buckets from
+  servables/tensorflow/util.cc and batching/{batching_session.cc,batching_util.h} (9d981c5).
 """
 
 from __future__ import annotations

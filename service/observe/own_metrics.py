@@ -1,10 +1,7 @@
 """Writes this server's own metrics, with labels that TensorFlow Serving's lack: API, version, signature, table.
 
-Keeps each version's state and number of failed loads for metrics, as long as the status of its model shows the
-version.
-
-Writes metrics on how many lookups of a table read its hottest rows; the rows themselves are listed at `:hot`, not in
-labels.
+A version has metrics as long as the status of its model shows it. The hottest rows of a table are listed at `:hot`, not
+in labels.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Opens a version twice, with whole graphs and with lookups taken out of them, and measures both request rates.
+"""Opens a version twice, with whole graphs and with lookups taken out of them, and measures requests to both in turns.
 
-Both are opened as the native core serves them, and requests run from bytes to bytes.
-
-Measures, in alternating turns, how much processor time a cut signature and its whole graph take for a request.
-
-Processor time, not elapsed time: what else the machine does then decides nothing.
+Both are opened as the native core serves them, and requests run from bytes to bytes. It measures processor time, not
+elapsed time: what else the machine does then decides nothing.
 """
 
 from __future__ import annotations

@@ -13,11 +13,8 @@ A chunk is 2 MB, at a multiple of 2 MB in the file and in memory. For each chunk
 
 A lookup in the chunk meanwhile waits until it is read, or reads small pages first; then the chunk is done again.
 
-Source: madvise(2), posix_fadvise(2), sync_file_range(2); mm/filemap.c, do_sync_mmap_readahead (Linux 6.18).
-
-Reads from Linux which pages of a memory map are huge, and which are in memory.
-
-Source: PAGEMAP_SCAN(2const), struct pm_scan_arg and PAGE_IS_HUGE of include/uapi/linux/fs.h (Linux 6.7); mincore(2).
+Source: madvise(2), posix_fadvise(2), sync_file_range(2); mm/filemap.c, do_sync_mmap_readahead (Linux 6.18); which pages
+of a map are huge or in memory: PAGEMAP_SCAN(2const), include/uapi/linux/fs.h (Linux 6.7); mincore(2).
 """
 
 from __future__ import annotations
