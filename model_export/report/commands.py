@@ -96,7 +96,8 @@ def _write_table(
     kept = 0
     with vectors.open("w", encoding="utf-8") as numbers, metadata.open("w", encoding="utf-8") as lines:
         lines.write(_line(("name", "row", *(() if labels is None else (labels.title,)))))
-        for block in _blocks(ids):
+        for start in range(0, len(ids), _BLOCK_ROWS):
+            block = ids[start : start + _BLOCK_ROWS]
             # TensorBoard's projector computes in float32; nine digits are enough for each float32 number.
             values = np.asarray(rows[block], np.float32)
             is_finite = np.isfinite(values).all(axis=1)
@@ -112,11 +113,6 @@ def _write_table(
 def _line(cells: Sequence[str]) -> str:
     # A tab or line break inside a cell would begin another cell or another point of the TSV file.
     return "\t".join(" ".join(cell.splitlines()).replace("\t", " ") for cell in cells) + "\n"
-
-
-def _blocks(ids: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(ids), _BLOCK_ROWS):
-        yield ids[start : start + _BLOCK_ROWS]
 
 
 def _entry(table: TableReport, rows: int, vectors: str, metadata: str) -> str:

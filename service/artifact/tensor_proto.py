@@ -290,9 +290,7 @@ def _spread(name: str, values: Array, size: int) -> Array:
 
 def _decode_strings(name: str, tensor: Any, content: bytes, size: int) -> Array:
     strings = _split_strings(name, content, size) if content else list(tensor.string_val)
-    values = np.empty(len(strings), object)
-    values[:] = strings
-    return _spread(name, values, size)
+    return _spread(name, np.array(strings, object), size)
 
 
 def _split_strings(name: str, content: bytes, size: int) -> list[bytes]:

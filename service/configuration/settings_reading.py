@@ -232,10 +232,11 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
     types = _kinds()
     links = service_links(environ)
     environ = {name: value for name, value in environ.items() if name not in links}
-    names = {f.name for f in dataclasses.fields(Settings)}
+    names = [f.name for f in dataclasses.fields(Settings)]
     variables = {ENV_PREFIX + name.upper() for name in names}
+    known = [f"--{name}" for name in (*names, *FOREIGN_FLAGS)]
     faults = [
-        f"{argument} is no flag of this server (see --help){did_you_mean(argument.partition('=')[0], _flag_names())}"
+        f"{argument} is no flag of this server (see --help){did_you_mean(argument.partition('=')[0], known)}"
         for argument in unknown
     ]
     faults += [
@@ -318,10 +319,6 @@ def _flags(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
 def _kinds() -> Mapping[str, Any]:
     """Returns name of a setting -> its type; the dict is cached, because evaluating annotations takes 1 ms."""
     return get_type_hints(Settings)
-
-
-def _flag_names() -> list[str]:
-    return [f"--{name}" for name in (*(f.name for f in dataclasses.fields(Settings)), *FOREIGN_FLAGS)]
 
 
 @cache

@@ -101,7 +101,7 @@ class Cache:
                 self._wanted.remove(missing)
 
     def _make_room(self, missing: Callable[[], int], what: str) -> None:
-        if self._has_room(missing):
+        if not self._lack(missing()):
             return
         # If the cache folder lacks space, the folders of models that are not served any more are removed from it.
         for path in self.folder.iterdir():
@@ -109,9 +109,6 @@ class Cache:
                 remove_folder(path)
         if why := self._lack(missing()):
             raise ArtifactError(f"{what} needs {_mib(missing())} more in {self.folder}, {why}")
-
-    def _has_room(self, missing: Callable[[], int]) -> bool:
-        return not self._lack(missing())
 
     def _lack(self, needed: int) -> str:
         """Returns why the cache has no room for this many bytes: the bound, and all that counts against it; "" if it

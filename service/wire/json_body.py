@@ -133,9 +133,8 @@ def key_list(name: str, value: Any) -> Array:
     if not _flat(name, value) or type(value[0]) is int:
         return id_list(name, value)
     _check_elements(f'"{name}"', value, {str, dict}, 'a string or {"b64": "..."}, or an integer as all keys')
-    keys = np.empty(len(value), object)
-    keys[:] = [key.encode() if type(key) is str else _from_base64(name, at, key) for at, key in enumerate(value)]
-    return keys
+    keys = (key.encode() if type(key) is str else _from_base64(name, at, key) for at, key in enumerate(value))
+    return np.array([*keys], object)
 
 
 def row_list(name: str, value: Any) -> Array:

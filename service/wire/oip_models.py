@@ -137,7 +137,7 @@ def repository_index(
                 "name": name,
                 "version": str(s.version),
                 "state": _STATES[s.state],
-                "reason": _reason(s),
+                "reason": s.message or ("unloaded" if s.state is State.END else ""),
             }
             for s in versions
         ]
@@ -148,10 +148,6 @@ def repository_index(
 
 def encode_document(full_name: str, document: Document) -> bytes:
     return bytes(message_class(full_name)(**document).SerializeToString())
-
-
-def _reason(status: VersionStatus) -> str:
-    return status.message or ("unloaded" if status.state is State.END else "")
 
 
 def _tensor(tensor: TensorSpec) -> Document:
