@@ -39,7 +39,7 @@ from service.http.routing import (
     raw_path,
 )
 from service.types import ModelRef
-from service.wire.json_body import decode_upsert, encode_receipt, encode_tables
+from service.wire.json_body import decode_upsert, dump_plain, encode_tables
 
 # Largest body, in bytes, of a request that replaces the list of models: enough for ten thousand models.
 _MAX_CONFIG_BYTES = 4 << 20
@@ -194,7 +194,7 @@ def _add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> Non
     def change(ref: ModelRef, table: str, body: bytes) -> bytes:
         with parsing:
             parsed = decode_upsert(body)
-        return encode_receipt(engine.upsert(ref, table, parsed))
+        return dump_plain(engine.upsert(ref, table, parsed))
 
     async def upsert(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)

@@ -190,8 +190,6 @@ def _neighbors(engine: Engine, ref: ModelRef, table: str, body: bytes, call: Cal
     return encode_neighbors(found), found.version
 
 
-_NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
-_NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."
 # Largest body, in bytes, of a request for the index of the repository.
 _MAX_INDEX_BYTES = 4096
 # Path of a Triton route that this server lacks -> its HTTP methods, and the error text of the answer 501.
@@ -201,9 +199,9 @@ _UNIMPLEMENTED = {
     "/v2/models/{model}/trace/setting": ("GET POST", "Tracing is not implemented."),
     "/v2/trace/setting": ("GET POST", "Tracing is not implemented."),
     "/v2/logging": ("GET POST", "Changing the log's settings is not implemented."),
-    "/v2/systemsharedmemory/{rest:path}": ("GET POST", _NO_SHARED_MEMORY),
-    "/v2/cudasharedmemory/{rest:path}": ("GET POST", _NO_SHARED_MEMORY),
-    "/v2/repository/models/{model}/{action}": ("POST", _NO_CONTROL),
+    "/v2/systemsharedmemory/{rest:path}": ("GET POST", oip_models.NO_SHARED_MEMORY),
+    "/v2/cudasharedmemory/{rest:path}": ("GET POST", oip_models.NO_SHARED_MEMORY),
+    "/v2/repository/models/{model}/{action}": ("POST", oip_models.NO_CONTROL),
 }
 
 

@@ -52,6 +52,9 @@ _PACKAGE = "embedding-server"
 _PLATFORM = "tensorflow_savedmodel"
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters")
 _MAX_VERSION = 2**63 - 1
+# Error texts for Triton's methods that this server lacks.
+NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
+NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."
 _STATES: Mapping[State, str] = {
     State.UNKNOWN: "UNAVAILABLE",
     State.START: "LOADING",
