@@ -13,7 +13,7 @@ of zlib for the lanes; google/farmhash 0d859a8, src/farmhash.cc, farmhashna::Has
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ _ALL = 0xFFFFFFFF
 # Size of the pieces ("lanes") into which numpy_crc32c cuts the bytes; it computes the checksums of all lanes side by
 # side, one byte of each lane per step.
 _LANE_BYTES = 1024
+_CHUNK_BYTES = 1 << 20
 
 
 def numpy_crc32c(octets: Array, before: int) -> int:
@@ -79,6 +80,16 @@ def crc32c_of(data: Any, before: int = 0) -> int:
     ('0xe3069283', '0xe3069283')
     """
     return int(crc32c(np.frombuffer(data, np.uint8), before))
+
+
+def crc32c_in(file: IO[bytes], offset: int, nbytes: int) -> int | None:
+    """Returns the CRC-32C of a range of a file; None if the file ends before the range does."""
+    found = 0
+    file.seek(offset)
+    while nbytes and (chunk := file.read(min(nbytes, _CHUNK_BYTES))):
+        found = crc32c_of(chunk, found)
+        nbytes -= len(chunk)
+    return None if nbytes else found
 
 
 def masked_of(data: bytes) -> int:
