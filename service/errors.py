@@ -29,7 +29,8 @@ the input, what the client sent and what was expected, in the client's terms.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import ClassVar, Literal
 
@@ -224,6 +225,15 @@ class BackendFailure(ServiceError):
     """The server failed to run a valid request."""
 
     code = "INTERNAL"
+
+
+@contextmanager
+def os_errors_as(kind: type[Exception], what: str) -> Iterator[None]:
+    """Raises an OSError of the body as another error, whose text is `what`, a colon and the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}") from error
 
 
 def id_out_of_range(input_name: str, bad_id: int, position: int, vocabulary_size: int) -> IdOutOfRange:

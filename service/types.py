@@ -291,7 +291,6 @@ class Vocabulary(Protocol):
         Raises:
           IdOutOfRange: a key is unknown and the vocabulary has neither a row nor a policy for it.
         """
-        ...
 
     def key_of(self, row: int) -> bytes | int | None: ...
 
@@ -304,11 +303,9 @@ class Table(Protocol):
 
     def rows(self, ids: Array) -> Array:
         """Reads [N, D] float32 rows of a table by [N] int64 ids; raises IdOutOfRange."""
-        ...
 
     def stored_rows(self, ids: Array) -> Array:
         """Reads [N, D] rows of a table, in the dtype that it stores, by [N] int64 ids; raises IdOutOfRange."""
-        ...
 
 
 class Backend(Protocol):

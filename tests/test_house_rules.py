@@ -129,8 +129,8 @@ MAY_IMPORT: dict[str, Row] = {
             "uvicorn",
         },
     ),
-    # opentelemetry is an optional extra, so observe.tracing is the only module to import it, and only if --tracing is
-    # set.
+    # opentelemetry is an optional extra, so observe.otel is the only module to import it, and process.app imports that
+    # module only if --tracing is set.
     "service.observe": Row(
         _FORMATS
         | {f"service.{name}" for name in ("configuration", "control.request_context", "search", "versions")}

@@ -27,7 +27,7 @@ from service.artifact.delta_file import (
 )
 from service.artifact.delta_journal import Journal
 from service.artifact.files import write_whole
-from service.artifact.hashes import crc32c_of, masked
+from service.artifact.hashes import crc32c_in, masked
 from service.artifact.manifest import Manifest, TableEntry, TableScale
 from service.artifact.stored_tables import rounded
 from service.types import Array, TableInfo
@@ -84,7 +84,6 @@ def read_tables(artifact: Path) -> dict[str, TableInfo]:
 
 
 _UNLIMITED = 1 << 60
-_CHUNK_BYTES = 16 << 20
 
 
 def read_deltas(folder: Path, journal: Path | None) -> tuple[list[Delta], list[str]]:
@@ -144,7 +143,8 @@ def _with_checksums(artifact: Path, manifest: Manifest, changed: Iterable[str]) 
     by_index: dict[Path, dict[str, int]] = {}
 
     def note(part: TableEntry | TableScale) -> int:
-        checksum = masked(_checksum(artifact, part))
+        with (artifact / part.file).open("rb") as file:
+            checksum = masked(crc32c_in(file, part.offset, part.nbytes) or 0)
         by_index.setdefault(prefix_of(artifact / part.file), {})[part.variable] = checksum
         return checksum
 
@@ -158,12 +158,3 @@ def _with_checksums(artifact: Path, manifest: Manifest, changed: Iterable[str]) 
         index = prefix.with_name(prefix.name + ".index")
         index.write_bytes(replace_checksums(index.read_bytes(), checksums))
     return tables
-
-
-def _checksum(artifact: Path, part: TableEntry | TableScale) -> int:
-    crc = 0
-    with (artifact / part.file).open("rb") as file:
-        file.seek(part.offset)
-        for begin in range(0, part.nbytes, _CHUNK_BYTES):
-            crc = crc32c_of(file.read(min(_CHUNK_BYTES, part.nbytes - begin)), crc)
-    return crc

@@ -16,7 +16,7 @@ from typing import Any
 from model_export.distribution.cluster import number_of_processes
 from model_export.distribution.failures import named_failures
 from model_export.environment import tf_config
-from model_export.estimator import checkpoints, session_inference, session_training
+from model_export.estimator import checkpoints, sessions
 from model_export.estimator.checkpoints import warm_start_settings
 from model_export.estimator.estimator_spec import ExportSavedModelApiVersion, ModeKeys, check_model_fn
 from model_export.estimator.model_graph import Model
@@ -173,7 +173,7 @@ class EmbeddingEstimator:
                 processes.serve()
                 return self
             if not is_done:
-                session_training.train(
+                sessions.train(
                     self.model,
                     input_fn,
                     model_dir=self.model_dir,
@@ -205,7 +205,7 @@ class EmbeddingEstimator:
         """
         if steps is not None and steps <= 0:
             raise ValueError(f"Must specify steps > 0, given: {steps}")
-        return session_inference.evaluate(
+        return sessions.evaluate(
             self.model,
             input_fn,
             steps=steps,
@@ -233,7 +233,7 @@ class EmbeddingEstimator:
         Raises:
           ValueError: none of predict_keys exists, or predictions that shall be split into rows differ in length.
         """
-        return session_inference.predict(
+        return sessions.predict(
             self.model,
             input_fn,
             predict_keys=predict_keys,

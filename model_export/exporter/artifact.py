@@ -29,7 +29,7 @@ from model_export.exporter.versions import (
     new_version_folder,
     temporary_folder,
 )
-from model_export.graphs.reduced_table import REDUCED_KEY, ReducedTable, TableDtype, chosen_dtypes
+from model_export.graphs.reduced_table import REDUCED_KEY, ReducedTable, chosen_dtypes
 from model_export.graphs.reduced_table import reduced as reduced_table
 from model_export.graphs.source import (
     SIGNATURE_OF_DEVICE,
@@ -156,7 +156,10 @@ def write_artifact(
 
     def written(source: ExportSource, artifact: Path) -> Manifest:
         files = vocabulary_files(source.spec, artifact.parent / "vocabularies")
-        reduced = _reduced_tables(source, dtypes)
+        reduced = {
+            name: reduced_table(name, dtype, source.spec.table(name).vocabulary_size, partial(source.table_rows, name))
+            for name, dtype in dtypes.items()
+        }
         parts = source.save(artifact, LookupPlan(lookups, files, export_to_tpu, reduced), predict)
         _add_missing_vocabularies(artifact, files)
         add_extra_files(artifact, extra_files or {})
@@ -261,13 +264,6 @@ def _predict_entries(spec: ModelSpec, parts: SavedParts, predict: Sequence[str])
     if set(parts.predict) != set(predict):
         raise ExportError(f"the model wrote the signatures {sorted(parts.predict)}, it was asked for {sorted(predict)}")
     return {name: predict_entry(spec, tensor_features(parts.predict[name])) for name in predict}
-
-
-def _reduced_tables(source: ExportSource, dtypes: Mapping[str, TableDtype]) -> dict[str, ReducedTable]:
-    return {
-        name: reduced_table(name, dtype, source.spec.table(name).vocabulary_size, partial(source.table_rows, name))
-        for name, dtype in dtypes.items()
-    }
 
 
 def _check_tables(

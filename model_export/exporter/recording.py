@@ -67,7 +67,7 @@ def predict_requests(
     for rows, case in zip(sizes := tuple(fixed) or _SIZES, writer.predict_cases(sizes), strict=True):
         if is_example:
             examples = [_example(spec, described, case, row, rng).SerializeToString() for row in range(rows)]
-            yield {described.examples_input or "": _bytes(examples)}
+            yield {described.examples_input or "": np.array(examples, object)}
             continue
         request = case.inputs(entry)
         request = {name: _cast(array, inputs[name].dtype) for name, array in request.items() if name in inputs}
@@ -126,12 +126,6 @@ def _field(feature: FeatureSpec, items: list[Any]) -> Any:
     if feature.vocabulary is not None and feature.vocabulary.key_dtype == "string":
         return tf.train.Feature(bytes_list=tf.train.BytesList(value=items))
     return tf.train.Feature(int64_list=tf.train.Int64List(value=items))
-
-
-def _bytes(items: list[bytes]) -> Array:
-    array = np.empty(len(items), object)
-    array[:] = items
-    return array
 
 
 def write_warmup(artifact: Path, requests: Mapping[str, list[Mapping[str, Array]]]) -> int:

@@ -278,7 +278,7 @@ class _Stored:
     def chunks(self) -> Iterator[Chunk]:
         with ExitStack() as stack:
             source, spool = self.store, None
-            if _block_bytes(source) > CHUNK_BYTES:
+            if np.prod(source.chunk_layout.read_chunk.shape) * source.dtype.numpy_dtype.itemsize > CHUNK_BYTES:
                 spool = stack.enter_context(_Spool(self.store, self.scratch))
                 source = spool.array
             # Each chunk has the same number of rows of every shard, so a chunk's size is a multiple of the number of
@@ -314,10 +314,6 @@ def _read(views: list[Any]) -> list[Array]:
     arrays = [future.result() for future in futures]
     # tensorstore returns ml_dtypes.bfloat16, all of whose values float32 can represent.
     return [array.astype(np.float32) if array.dtype.name == "bfloat16" else array for array in arrays]
-
-
-def _block_bytes(store: Any) -> int:
-    return int(np.prod(store.chunk_layout.read_chunk.shape)) * int(store.dtype.numpy_dtype.itemsize)
 
 
 class _Spool:

@@ -264,7 +264,8 @@ def import_summary(artifact: Path, base_path: str) -> Iterator[str]:
         yield f"  {name}: {table.vocabulary_size:,} rows x {table.embedding_dim} {table.dtype}"
     yield "features:"
     for name, feature in features.items():
-        yield f"  {name}: table {manifest.features[name].table}, {_ids(manifest, name)}, {_form(feature)}"
+        form = "one per row" if feature.row_splits is None else f"any number per row ({feature.combiner})"
+        yield f"  {name}: table {manifest.features[name].table}, {_ids(manifest, name)}, {form}"
     shown = {name: _example(artifact, manifest, name, feature) for name, feature in features.items()}
     yield f"serve: {serve_command(base_path)}"
     request = json.dumps({"features": shown}, ensure_ascii=False)
@@ -283,10 +284,6 @@ def _ids(manifest: Manifest, feature: str) -> str:
         return "row numbers"
     entry = manifest.vocabularies[vocabulary]
     return f"{entry.size:,} {'string' if entry.key_dtype == 'string' else 'integer'} keys"
-
-
-def _form(feature: LookupFeature) -> str:
-    return "one per row" if feature.row_splits is None else f"any number per row ({feature.combiner})"
 
 
 def _example(artifact: Path, manifest: Manifest, name: str, feature: LookupFeature) -> list[Any]:

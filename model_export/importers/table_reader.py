@@ -36,7 +36,6 @@ class TableReader(Protocol):
     @property
     def num_rows(self) -> int | None:
         """The number of rows of the table, for a progress bar; None if the file format does not tell it in advance."""
-        ...
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields all rows of the opened table in chunks; the chunks may differ in size, and none is empty.
@@ -45,7 +44,6 @@ class TableReader(Protocol):
           ExportError: the file does not fit its header.
           OSError, ValueError: the file can not be read; the message is the library's.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,9 +171,7 @@ def _strings(data: bytes, entry: BundleEntry) -> Array | None:
     if masked(crc32c_of(text, crc32c_of(saved, crc))) != entry.crc32c:
         return None
     ends = list(accumulate(lengths))
-    out = np.empty(len(lengths), object)
-    out[:] = [text[end - length : end] for length, end in zip(lengths, ends, strict=True)]
-    return out
+    return np.array([text[end - length : end] for length, end in zip(lengths, ends, strict=True)], object)
 
 
 def open_checkpoint(address: Address) -> TableReader:

@@ -55,9 +55,7 @@ class Keys:
             return None
         if self.entry.key_dtype == "int64":
             return np.array([int(self.lines[number])], np.int64)
-        key = np.empty(1, object)
-        key[0] = self.lines[number]
-        return key
+        return np.array([self.lines[number]], object)
 
     def row_of(self, key: bytes | int) -> int:
         """Maps one key to its row; -1 if it is dropped. Raises RefusedError if the vocabulary refuses the key."""

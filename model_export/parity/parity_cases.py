@@ -406,8 +406,5 @@ def _strangers(keys: Keys, count: int) -> Array:
 
 
 def _array(keys: Keys, items: list[bytes]) -> Array:
-    if keys.entry.key_dtype == "int64":
-        return np.array([int(item) for item in items], np.int64)
-    array = np.empty(len(items), object)
-    array[:] = items
-    return array
+    is_int = keys.entry.key_dtype == "int64"
+    return np.array([int(item) for item in items], np.int64) if is_int else np.array(items, object)

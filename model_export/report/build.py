@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from pydantic import TypeAdapter, ValidationError
 
 from model_export.errors import ExportError, why
@@ -42,9 +41,8 @@ from model_export.report.table_files import declared_tables, map_table, matrix_v
 from model_export.row_names import LabelFile, Labels, read_labels, table_vocabularies, vocabulary_names
 from model_export.statistics.table_health import Progress, TableRows, sample_ids, table_health, unit_rows
 from service.artifact.manifest import MANIFEST_PATH, Manifest
-from service.artifact.protos import message_class
 from service.artifact.row_labels import open_labels
-from service.artifact.signature_def import read_signatures
+from service.artifact.signature_def import read_saved_model, read_signatures
 from service.errors import ArtifactError
 from service.types import Array, SignatureSpec, TensorSpec, runnable
 
@@ -116,19 +114,10 @@ def read_meta_graphs(artifact: Path, manifest: Manifest | None) -> tuple[MetaGra
     """
     path = artifact / SAVED_MODEL
     check_saved_model(artifact)
-    message = message_class("tensorflow.SavedModel")()
-    try:
-        message.ParseFromString(path.read_bytes())
-    except OSError as error:
-        raise ArtifactError(f"cannot read {path}: {error.strerror or error}") from error
-    except DecodeError as error:
-        raise ArtifactError(f"{path} is not a SavedModel: {error}") from error
     versions = {
         tuple(sorted(graph.meta_info_def.tags)): str(graph.meta_info_def.tensorflow_version)
-        for graph in message.meta_graphs
+        for graph in read_saved_model(path).meta_graphs
     }
-    # Free the parsed message, which may be large, because the file is parsed again below.
-    del message
     return tuple(
         MetaGraphReport(
             tags,

@@ -28,14 +28,14 @@ from model_export.folder_checks import check_described, check_saved_model
 from model_export.parity.comparison import Disagreements, ParityReport
 from model_export.report.build import ReportOptions, build_report, read_table_labels, row_names
 from model_export.report.document import ArtifactReport, TableReport
-from model_export.report.html import to_html
+from model_export.report.rendering import to_html, to_text, verification_text
 from model_export.report.table_files import declared_tables, map_table, matrix_variables
-from model_export.report.text import to_text, verification_text
 from model_export.row_names import LabelFile, Labels
 from model_export.statistics.table_health import TableRows, sample_ids
 from model_export.statistics.table_statistics import TableStatistics
 from service.artifact.manifest import Manifest
 from service.comparison.document import plain
+from service.errors import os_errors_as
 
 CONFIG = "projector_config.pbtxt"
 # Maximal number of points that TensorBoard reads for a table.
@@ -96,7 +96,8 @@ def _write_table(
     kept = 0
     with vectors.open("w", encoding="utf-8") as numbers, metadata.open("w", encoding="utf-8") as lines:
         lines.write(_line(("name", "row", *(() if labels is None else (labels.title,)))))
-        for block in _blocks(ids):
+        for start in range(0, len(ids), _BLOCK_ROWS):
+            block = ids[start : start + _BLOCK_ROWS]
             # TensorBoard's projector computes in float32; nine digits are enough for each float32 number.
             values = np.asarray(rows[block], np.float32)
             is_finite = np.isfinite(values).all(axis=1)
@@ -112,11 +113,6 @@ def _write_table(
 def _line(cells: Sequence[str]) -> str:
     # A tab or line break inside a cell would begin another cell or another point of the TSV file.
     return "\t".join(" ".join(cell.splitlines()).replace("\t", " ") for cell in cells) + "\n"
-
-
-def _blocks(ids: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(ids), _BLOCK_ROWS):
-        yield ids[start : start + _BLOCK_ROWS]
 
 
 def _entry(table: TableReport, rows: int, vectors: str, metadata: str) -> str:
@@ -207,10 +203,8 @@ def shown_rows() -> Iterator[Callable[[str], Callable[[int, int | None], None]]]
 def _write_html(report: ArtifactReport, arguments: argparse.Namespace) -> None:
     if arguments.html is None:
         return
-    try:
+    with os_errors_as(ExportError, f"cannot write {arguments.html}"):
         arguments.html.write_text(to_html(report), encoding="utf-8")
-    except OSError as error:
-        raise ExportError(f"cannot write {arguments.html}: {error.strerror or error}") from error
     _remark(arguments, f"report written to {arguments.html}")
 
 

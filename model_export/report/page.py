@@ -1,4 +1,4 @@
-"""The HTML page of a report: its frame, its tables, and SVG in it. The page's style defines the colours.
+"""The HTML page of a report: its frame, its tables, and SVG in it. The page's style, page.css, defines the colours.
 
 >>> ticks(0.0, 1.0, 5)
 [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -151,57 +151,9 @@ _SHAPES: tuple[Callable[[float, float, float], str], ...] = (
 
 
 _SCRIPT = Path(__file__).with_name("pictures.js")
-# Each colour of texts and points has one shade for light screens and one for dark screens, with a contrast of at least
-# 3:1 to the background and to the cards. The CSS class `other` colours the points of a plot that have no group.
-_STYLE = """
-:root{color-scheme:light dark;--back:#fff;--card:#f6f7f9;--ink:#1c2330;--soft:#59616e;--line:#d5d9e0;
---bad:#b3261e;--good:#1a6e3c;--other:#848b96;--c0:#0b62a8;--c1:#c2500a;--c2:#17804d;--c3:#b3267e;--c4:#6b4fc4;
---c5:#846a00;--c6:#0a7f90;--c7:#c22c2c}
-@media(prefers-color-scheme:dark){:root{--back:#14171c;--card:#1d2128;--ink:#e6e9ee;--soft:#a2aab6;--line:#3a414c;
---bad:#ff8a80;--good:#6fd39a;--other:#656d79;--c0:#5aa9f0;--c1:#ff9a52;--c2:#4cc38a;--c3:#f078bd;--c4:#a893f5;
---c5:#d9b93b;--c6:#4fd0e0;--c7:#ff7b7b}}
-*{box-sizing:border-box}
-body{margin:0 auto;padding:1.5rem;max-width:1240px;background:var(--back);color:var(--ink);
-font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif}
-h1{font-size:1.6rem;margin:0;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:0 0 .6rem;overflow-wrap:anywhere}
-header p{color:var(--soft);margin:.2rem 0 0}
-section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:1rem 1.2rem;margin-top:1rem}
-.figures{display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:flex-start}
-figure{margin:0;flex:1 1 420px;min-width:0}.wide{flex-basis:100%;overflow-x:auto}
-figure svg{width:100%;height:auto;display:block}.wide svg{min-width:640px}
-figcaption b{display:block}figcaption{margin-bottom:.3rem}figcaption span{color:var(--soft);font-size:.87rem}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-size:.9rem;margin-bottom:.4rem}
-th,td{padding:.25rem .6rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
-td{overflow-wrap:break-word}
-th{color:var(--soft);font-weight:600;white-space:nowrap}
-.r{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer;overflow-wrap:anywhere}
-ul{margin:.2rem 0;padding-left:1.2rem}li{overflow-wrap:anywhere}
-.bad{color:var(--bad)}.good{color:var(--good);margin:.2rem 0}.note{color:var(--soft)}
-svg text{font-family:inherit;fill:var(--soft);font-size:11px}svg .title{font-size:12px}
-svg .legend{fill:var(--ink);font-size:12px}svg .name{fill:var(--ink)}
-svg .grid{stroke:var(--line);stroke-width:1}svg .axis{stroke:var(--soft);stroke-width:1}
-svg .line{fill:none;stroke:currentColor;stroke-width:2}
-svg g{fill:currentColor}svg .point{fill-opacity:.78;stroke:var(--card);stroke-width:.5}
-.c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}.c4{color:var(--c4)}
-.c5{color:var(--c5)}.c6{color:var(--c6)}.c7{color:var(--c7)}.other{color:var(--other)}
-.rows{position:relative}.rows svg{touch-action:pan-y}.rows svg:focus-visible{outline:2px solid var(--c0)}
-.bar{display:flex;gap:.3rem;margin-bottom:.3rem}
-.rows button,.rows input{font:inherit;color:var(--ink);background:var(--back);border:1px solid var(--soft);
-border-radius:4px}
-.bar button{min-width:2rem}.bar input{flex:0 1 16rem;min-width:0;padding:0 .4rem}
-.tip{position:absolute;z-index:1;padding:.15rem .5rem;background:var(--ink);color:var(--back);border-radius:4px;
-font-size:.85rem;pointer-events:none;overflow-wrap:anywhere}
-.nearest{min-height:4rem;font-size:.9rem}.nearest b{overflow-wrap:anywhere}.nearest ol{margin:.2rem 0}
-.nearest p{margin:.2rem 0}.nearest button{border:0;background:none;text-decoration:underline;cursor:pointer;
-text-align:left}
-.map .point>*{transform-box:fill-box;transform-origin:center;transform:scale(var(--unzoom,1))}
-.map g.name{transform:scale(var(--unzoom,1))}.rows [data-row]{cursor:pointer}
-.map .point>.near{stroke:var(--ink);stroke-width:2;fill-opacity:1}
-.map .point>.chosen{stroke:var(--bad);stroke-width:4;fill-opacity:1}
-@media print{.bar{display:none}section{break-inside:avoid}}
-"""
+# Each colour of texts and points in it has one shade for light screens and one for dark screens, with a contrast of at
+# least 3:1 to the background and to the cards. The CSS class `other` colours the points of a plot that have no group.
+_STYLE = _SCRIPT.with_name("page.css")
 
 
 def page(title: str, summary: str, sections: Iterable[str], *, has_pictures_of_rows: bool = False) -> str:
@@ -212,6 +164,7 @@ def page(title: str, summary: str, sections: Iterable[str], *, has_pictures_of_r
     """
     script = _SCRIPT.read_text(encoding="utf-8") if has_pictures_of_rows else ""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    style = _STYLE.read_text(encoding="utf-8")
     allowed = f"script-src 'sha256-{digest}'; " if script else ""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -220,7 +173,7 @@ def page(title: str, summary: str, sections: Iterable[str], *, has_pictures_of_r
         '<meta http-equiv="Content-Security-Policy" '
         f"content=\"default-src 'none'; {allowed}style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\">\n"
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
         f"<header><h1>{escape(title)}</h1><p>{escape(summary)}</p></header>\n<main>\n"
         + "\n".join(part for part in sections if part)
         + "\n</main>\n"

@@ -1,4 +1,4 @@
-"""The sections of a report on an artifact: their sentences, tables and pictures. text.py and html.py render them."""
+"""The sections of a report on an artifact: their sentences, tables and pictures. rendering.py renders them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from model_export.report.document import TableReport
 from model_export.statistics.table_health import TableRows
 from service.artifact.bundle import BundleEntry, read_bundle
 from service.artifact.manifest import Manifest
-from service.errors import ArtifactError
+from service.errors import ArtifactError, os_errors_as
 from service.types import TABLE_DTYPES, Array, stored_columns
 
 _KEY_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -112,7 +112,7 @@ def map_table(artifact: Path, table: TableReport) -> TableRows:
     if dtype is None:
         raise ArtifactError(f"numbers of type {table.dtype} are not read")
     shape = (table.vocabulary_size, stored_columns(table.dtype, table.embedding_dim))
-    try:
+    with os_errors_as(ArtifactError, f"cannot read {table.file}"):
         rows: TableRows
         if table.slices:
             rows = _map_slices(artifact, table.variable, dtype)
@@ -123,8 +123,6 @@ def map_table(artifact: Path, table: TableReport) -> TableRows:
         scale = table.scale
         scales = _map(artifact / scale.file, "<f4", scale.offset, scale.nbytes, (table.vocabulary_size, 1))
         return WidenedRows(rows, table.dtype, table.embedding_dim, scales)
-    except OSError as error:
-        raise ArtifactError(f"cannot read {table.file}: {error.strerror or error}") from error
 
 
 def _map_slices(artifact: Path, variable: str, dtype: str) -> TableRows:

@@ -37,12 +37,10 @@ class TableRows(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """The table's size, (V, D)."""
-        ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The numpy dtype of the table's rows, which is a float type."""
-        ...
 
     def __getitem__(self, rows: Any, /) -> Array: ...
 

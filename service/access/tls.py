@@ -15,7 +15,7 @@ from pathlib import Path
 
 from service.artifact.files import read_plain_file
 from service.configuration.settings import Settings, StartError
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, os_errors_as
 from service.observe.reload_metrics import TlsCounter
 from service.versions.threads import repeat
 from service.wire.api import GRPC_API, HTTP_API
@@ -215,10 +215,8 @@ class TlsFile:
         return _Accepted(data, config, context)
 
     def _read(self) -> bytes:
-        try:
+        with os_errors_as(InvalidRequest, f"cannot read {self._path}"):
             return read_plain_file(self._path)
-        except OSError as error:
-            raise InvalidRequest(f"cannot read {self._path}: {error.strerror}") from error
 
 
 class Wires:

@@ -2,32 +2,19 @@ r"""Finds, without TensorFlow, where the bytes of each tensor lie in the files o
 
 PREFIX.index is leveldb's sorted string table whose values are BundleEntryProto; a numeric tensor lies
 uncompressed and contiguous, row-major and little-endian, in PREFIX.data-?????-of-?????. A partitioned variable has an
-entry of its own without bytes, and one entry for each of its slices.
-
-Source: tensorflow/core/util/tensor_bundle/tensor_bundle.h, tensorflow/core/protobuf/tensor_bundle.proto,
-tensorflow/core/framework/tensor_slice.proto (TensorFlow 2.21).
-
-Encodes the keys of a variable's slices in a checkpoint's index; the byte strings sort in the order of the slices.
+entry of its own without bytes, and one entry for each of its slices, whose keys sort in the order of the slices. The
+table is a row of blocks and a footer, which says where the block of block handles lies; some builds of TensorFlow
+compress blocks by snappy. Checksums of blocks are not compared.
 
 >>> slice_key("t", ((0, 2), (0, -1)))
 b'\x00t\x00\x01\x01\x02\x80\x82\x80\x7f'
 
-Source: EncodeTensorNameSlice of tensorflow/core/util/saved_tensor_slice_util.cc and
-tensorflow/core/lib/strings/ordered_code.cc (TensorFlow 2.21).
-
-Decompresses raw snappy data: some builds of TensorFlow compress a checkpoint's index by snappy.
-
 >>> decompress(b"\x06\x04ab\x01\x02")
 b'ababab'
 
-Source: google/snappy 59aeffa, format_description.txt.
-
-Reads leveldb's immutable sorted string table, the format of a checkpoint's index.
-
-The file is a row of blocks and a footer, which says where the block of block handles lies. Checksums of blocks are not
-compared.
-
-Source: tensorflow/core/lib/io/format.h, block.cc and table_builder.cc (TensorFlow 2.21).
+Source: tensorflow/core (2.21): util/tensor_bundle/tensor_bundle.h, protobuf/tensor_bundle.proto,
+framework/tensor_slice.proto; EncodeTensorNameSlice of util/saved_tensor_slice_util.cc, lib/strings/ordered_code.cc;
+lib/io/format.h, block.cc, table_builder.cc. google/snappy 59aeffa, format_description.txt.
 """
 
 from __future__ import annotations
@@ -44,7 +31,7 @@ from google.protobuf.message import DecodeError
 from service.artifact.hashes import masked_of
 from service.artifact.protos import check_num_fields, length_prefix, message_class
 from service.artifact.tensor_proto import dtype_name
-from service.errors import ArtifactError
+from service.errors import ArtifactError, os_errors_as
 
 # Header bits in the first byte of an encoded number, by its size: a number of n bytes starts with n ones and a zero.
 _HEADERS = (0x80, 0xC0, 0xE0, 0xF0, 0xF8, 0xFC, 0xFE, 0xFF)
@@ -305,10 +292,8 @@ def read_bundle(prefix: Path) -> dict[str, BundleEntry]:
       ArtifactError: the index is missing, truncated, corrupt, big-endian, or not an index at all.
     """
     path = prefix.with_name(prefix.name + ".index")
-    try:
+    with os_errors_as(ArtifactError, f"cannot read {path}"):
         data = path.read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"cannot read {path}: {error.strerror}") from error
     try:
         return _parse_index(data, prefix)
     except (IndexError, KeyError, UnicodeDecodeError, struct.error, DecodeError) as error:
@@ -331,13 +316,11 @@ def read_string(prefix: Path, name: str) -> bytes:
     entry = read_bundle(prefix).get(name)
     if entry is None:
         raise ArtifactError(f"checkpoint {prefix} has no entry {name!r}")
+    with os_errors_as(ArtifactError, f"cannot read {entry.file}"), entry.file.open("rb") as file:
+        file.seek(entry.offset)
+        data = file.read(entry.nbytes)
     try:
-        with entry.file.open("rb") as file:
-            file.seek(entry.offset)
-            data = file.read(entry.nbytes)
         size, start = read_varint(data, 0)
-    except OSError as error:
-        raise ArtifactError(f"cannot read {entry.file}: {error.strerror}") from error
     except (IndexError, ValueError) as error:
         raise ArtifactError(f"{entry.file}: {name!r} is truncated or corrupt") from error
     # The checksum covers the length as 4 bytes and not as the varint of the file, then the length's own checksum and

@@ -40,7 +40,7 @@ import numpy as np
 from service.artifact.hashes import crc32c_of
 from service.artifact.manifest import MANIFEST_PATH
 from service.artifact.stored_tables import LARGEST, rounded
-from service.errors import ArtifactError
+from service.errors import ArtifactError, os_errors_as
 from service.types import Array, TableInfo
 
 MAGIC = b"EMBDELTA"
@@ -110,10 +110,8 @@ def fingerprint_of(artifact: Path) -> bytes:
 
     No two exports have equal manifests, because a manifest has the tables' checksums and the time of the export.
     """
-    try:
+    with os_errors_as(ArtifactError, f"{artifact} has no lookup manifest"):
         return hashlib.sha256((artifact / MANIFEST_PATH).read_bytes()).digest()
-    except OSError as error:
-        raise ArtifactError(f"{artifact} has no lookup manifest: {error.strerror}") from error
 
 
 def encode(delta: Delta) -> bytes:

@@ -1,24 +1,19 @@
 """Computes the hashes of TensorFlow's formats: CRC-32C checksums of bytes, and Fingerprint64 of unknown keys.
 
-Computes CRC-32C checksums: in the native core by the processor's own instruction, without the core in numpy.
-
-Source: RFC 3720 appendix B.4 (CRC-32C); tensorflow/core/lib/hash/crc32c.h (TensorFlow 2.21) for the mask; crc32_combine
-of zlib for the lanes.
-
-Computes FarmHash's Fingerprint64, the hash by which TensorFlow assigns unknown keys to OOV buckets.
+The native core computes CRC-32C by the processor's own instruction; without the core numpy does. TensorFlow assigns
+unknown keys to OOV buckets by FarmHash's Fingerprint64, whose arithmetic is modulo 2**64.
 
 >>> fingerprint64(b"hello")
 13009744463427800296
 
-All arithmetic is modulo 2**64.
-
-Source: google/farmhash 0d859a8, src/farmhash.cc, farmhashna::Hash64.
+Source: RFC 3720 appendix B.4 (CRC-32C); tensorflow/core/lib/hash/crc32c.h (TensorFlow 2.21) for the mask; crc32_combine
+of zlib for the lanes; google/farmhash 0d859a8, src/farmhash.cc, farmhashna::Hash64.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -31,6 +26,7 @@ _ALL = 0xFFFFFFFF
 # Size of the pieces ("lanes") into which numpy_crc32c cuts the bytes; it computes the checksums of all lanes side by
 # side, one byte of each lane per step.
 _LANE_BYTES = 1024
+_CHUNK_BYTES = 1 << 20
 
 
 def numpy_crc32c(octets: Array, before: int) -> int:
@@ -84,6 +80,16 @@ def crc32c_of(data: Any, before: int = 0) -> int:
     ('0xe3069283', '0xe3069283')
     """
     return int(crc32c(np.frombuffer(data, np.uint8), before))
+
+
+def crc32c_in(file: IO[bytes], offset: int, nbytes: int) -> int | None:
+    """Returns the CRC-32C of a range of a file; None if the file ends before the range does."""
+    found = 0
+    file.seek(offset)
+    while nbytes and (chunk := file.read(min(nbytes, _CHUNK_BYTES))):
+        found = crc32c_of(chunk, found)
+        nbytes -= len(chunk)
+    return None if nbytes else found
 
 
 def masked_of(data: bytes) -> int:

@@ -3,9 +3,7 @@
 `.ci/make_protos.py` writes `serving_protos.pb`, the serialized FileDescriptorSet of tensorflow-serving-api 2.21.0,
 saved_model.proto and tensor_bundle.proto, and those of the .proto files here. They are in a descriptor pool of their
 own, because TensorFlow registers the same file names in protobuf's default pool. Messages of the two pools differ in
-type; pass bytes between them.
-
-Encodes and decodes varints, tags and lengths of protobuf's wire format, for messages written without the library.
+type; pass bytes between them. Messages that are written without the library are made of varints, tags and lengths.
 
 Source: protobuf's encoding guide, "Base 128 Varints" and "Length-Delimited Records".
 """

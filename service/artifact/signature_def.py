@@ -22,7 +22,7 @@ from service.artifact import tensor_proto
 from service.artifact.files import read_plain_file
 from service.artifact.protos import TextFormError, check_num_fields, fill_from_text, message_class, text_of
 from service.artifact.tensor_proto import decode_tensor, encode_tensor
-from service.errors import ArtifactError, InvalidRequest
+from service.errors import ArtifactError, InvalidRequest, os_errors_as
 from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array, SignatureSpec, TensorSpec, ragged_features
 
 # Largest message that protobuf parses.
@@ -43,25 +43,8 @@ def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> 
 
 
 def read_meta_graph(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> Any:
-    """Reads the MetaGraphDef with exactly the given tags of a SavedModel; raises ArtifactError as read_signatures().
-
-    If there is no saved_model.pb, saved_model.pbtxt beside it is read, as TensorFlow does.
-    """
-    saved_model = message_class("tensorflow.SavedModel")()
-    as_text = saved_model_pb.with_suffix(".pbtxt")
-    try:
-        if not saved_model_pb.exists() and as_text.exists():
-            fill_from_text(saved_model, read_plain_file(as_text, _MAX_BYTES).decode(errors="replace"))
-        else:
-            data = read_plain_file(saved_model_pb, _MAX_BYTES)
-            check_num_fields(saved_model_pb, data, "tensorflow.SavedModel")
-            saved_model.ParseFromString(data)
-    except OSError as error:
-        raise ArtifactError(f"cannot read {saved_model_pb}: {error.strerror or error}") from error
-    except TextFormError as error:
-        raise ArtifactError(f"{as_text} is not a SavedModel: {error}") from error
-    except DecodeError as error:
-        raise ArtifactError(f"{saved_model_pb} is not a SavedModel: {error}") from error
+    """Reads the MetaGraphDef with exactly the given tags of a SavedModel; raises ArtifactError as read_signatures()."""
+    saved_model = read_saved_model(saved_model_pb)
     if not saved_model.meta_graphs:
         raise ArtifactError(f"{saved_model_pb} holds no meta graph")
     for meta_graph in saved_model.meta_graphs:
@@ -69,6 +52,27 @@ def read_meta_graph(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> 
             return meta_graph
     available = "; ".join(_join(meta_graph.meta_info_def.tags) for meta_graph in saved_model.meta_graphs)
     raise ArtifactError(f"{saved_model_pb} has no meta graph tagged {_join(tags)}. Tags it has: {available}.")
+
+
+def read_saved_model(saved_model_pb: Path) -> Any:
+    """Reads a tensorflow.SavedModel; raises ArtifactError if the file can not be read or parsed, or is too large.
+
+    If there is no saved_model.pb, saved_model.pbtxt beside it is read, as TensorFlow does.
+    """
+    saved_model = message_class("tensorflow.SavedModel")()
+    as_text = saved_model_pb.with_suffix(".pbtxt")
+    path = as_text if not saved_model_pb.exists() and as_text.exists() else saved_model_pb
+    with os_errors_as(ArtifactError, f"cannot read {path}"):
+        data = read_plain_file(path, _MAX_BYTES)
+    try:
+        if path == as_text:
+            fill_from_text(saved_model, data.decode(errors="replace"))
+        else:
+            check_num_fields(path, data, "tensorflow.SavedModel")
+            saved_model.ParseFromString(data)
+    except (TextFormError, DecodeError) as error:
+        raise ArtifactError(f"{path} is not a SavedModel: {error}") from error
+    return saved_model
 
 
 def asset_files(meta_graph: Any) -> list[Any]:

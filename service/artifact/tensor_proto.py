@@ -1,10 +1,8 @@
 """Converts TensorProto messages to numpy arrays and back, and TensorFlow's dtypes to numpy's.
 
-Source: tensorflow/core/framework/tensor.proto and Tensor::FromProto in tensor.cc (2.21).
+A dtype has a DataType number, a name in protos, and this server's name (numpy's, or "string").
 
-Maps TensorFlow's dtypes between DataType numbers, names in protos, and this server's names (numpy's, or "string").
-
-Source: tensorflow/core/framework/types.proto (2.21).
+Source: tensorflow/core/framework/tensor.proto, types.proto and Tensor::FromProto in tensor.cc (2.21).
 """
 
 from __future__ import annotations
@@ -292,9 +290,7 @@ def _spread(name: str, values: Array, size: int) -> Array:
 
 def _decode_strings(name: str, tensor: Any, content: bytes, size: int) -> Array:
     strings = _split_strings(name, content, size) if content else list(tensor.string_val)
-    values = np.empty(len(strings), object)
-    values[:] = strings
-    return _spread(name, values, size)
+    return _spread(name, np.array(strings, object), size)
 
 
 def _split_strings(name: str, content: bytes, size: int) -> list[bytes]:

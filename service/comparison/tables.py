@@ -1,12 +1,9 @@
 """Pairs the rows of one table in two versions, and compares them in chunks: memory does not grow with the table.
 
-Fits the rotation between the rows of two versions of a table, and compares rows after the rotation.
-
 Two trainings of one model find the same geometry in another coordinate system. Dot products, which the model uses, do
-not change when all rows are rotated, so a rotation is no change of the model.
-
-The mean row is subtracted first: if the rows of a table share a large mean, any two rows point the same way, and a
-table whose rows were permuted would look unchanged.
+not change when all rows are rotated, so a rotation is no change of the model: rows are compared after it, too. The mean
+row is subtracted first: if the rows of a table share a large mean, any two rows point the same way, and a table whose
+rows were permuted would look unchanged.
 
 Source: Schönemann, A generalized solution of the orthogonal Procrustes problem, Psychometrika 31 (1966).
 """
@@ -138,11 +135,9 @@ class KeyedRows(Protocol):
 
     def keys_at(self, ids: Array) -> Array:
         """Returns the keys of [N] row ids in `lines`: int64, or an object array of bytes."""
-        ...
 
     def rows_of(self, keys: Array) -> Array:
         """Returns the [N] int64 row ids in `lines` of [N] keys; NO_ROW for a key that is not in the file."""
-        ...
 
     def key_of(self, row: int) -> bytes | int | None: ...
 
@@ -161,15 +156,12 @@ class Matching(Protocol):
 
     def new_ids(self, old_ids: Array) -> Array:
         """Returns the [n] int64 ids in the new version of [n] ids in `old`; NO_ROW for a row that is gone."""
-        ...
 
     def old_ids(self, new_ids: Array) -> Array:
         """Returns the [n] int64 ids in the old version of [n] ids in `new`; NO_ROW for a row that is added."""
-        ...
 
     def name(self, id: int, *, is_new: bool) -> str:
         """Returns the key of a row as text, or its id and label if rows are paired by ids."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

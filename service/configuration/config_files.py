@@ -10,7 +10,7 @@ from pathlib import Path
 
 from service.artifact.files import read_plain_file
 from service.configuration.settings import Settings
-from service.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError
+from service.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError, os_errors_as
 from service.versions.model_config import (
     ModelConfig,
     fault_of,
@@ -25,9 +25,8 @@ from service.wire.config_protos import PrometheusConfig, parse_config_text, pars
 
 def read_proto_text(path: Path) -> str:
     try:
-        return read_plain_file(path).decode()
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+        with os_errors_as(InvalidRequest, f"cannot read {path}"):
+            return read_plain_file(path).decode()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"Invalid protobuf file: '{path}': it is not UTF-8 text") from error
 
@@ -44,11 +43,7 @@ def read_monitoring_config(path: Path) -> PrometheusConfig:
 def metrics_paths(config: PrometheusConfig | None) -> tuple[str, ...]:
     """Returns the HTTP paths of the metrics, OWN_PATH first; none if the config does not enable metrics.
 
-    Args:
-      config: None: there is no file, so metrics are on.
-
-    Raises:
-      InvalidRequest: the path is no valid URL path, or belongs to another route.
+    config: None without a file. Raises InvalidRequest for a path that is no URL path, or another route's.
     """
     if config is None:
         return (OWN_PATH, DEFAULT_PATH)

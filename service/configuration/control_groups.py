@@ -32,7 +32,6 @@ def num_processors(root: Path = Path("/")) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Returns the bytes of memory that this process may still use."""
     found = []
     meminfo = _numbers(root / "proc/meminfo")
     if "MemAvailable:" in meminfo:
@@ -48,11 +47,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """Returns the bytes of memory that this process may use in all: the least of the system's memory and its control
-    groups' limits.
-
-    Returns None if the kernel does not show them. root: the folder above /proc and /sys.
-    """
+    """Returns the least of the system's memory and its control groups' limits; None if the kernel shows neither."""
     found = []
     meminfo = _numbers(root / "proc/meminfo")
     if "MemTotal:" in meminfo:

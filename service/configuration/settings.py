@@ -1,6 +1,4 @@
-"""Declares the dataclass of all settings, and the error that stops the server's start.
-
-Declares the settings of limits, HTTP, gRPC, shutdown and logs.
+"""Declares all settings, those of limits, HTTP, gRPC, shutdown and logs here, and the error that stops the start.
 
 A flag of TensorFlow Serving keeps its meaning here.
 """
@@ -25,9 +23,47 @@ CORE_CHANNEL_ARGUMENTS = (
 _NO_LIMIT = 2**31 - 1
 
 
+def _is_int32(text: str) -> bool:
+    try:
+        return -(2**31) <= int(text) < 2**31
+    except ValueError:
+        return False
+
+
+ENV_PREFIX = "EMB_"
+# Name of a section's first setting -> title of the section, in `--help` and in docs/settings.md.
+SECTIONS: Mapping[str, str] = {
+    "models": "Models",
+    "auth_config": "Callers",
+    "admin_port": "Addresses and certificates",
+    "threads": "Threads of the native core",
+    "file_system_poll_wait_seconds": "Loading of versions",
+    "graph_signatures": "TensorFlow graphs",
+    "enable_batching": "Batching of TensorFlow graphs",
+    "grpc_max_threads": "Limits and overload",
+    "rest_api_max_head_bytes": "HTTP",
+    "grpc_socket_path": "gRPC",
+    "shutdown_delay_s": "Shutdown and memory",
+    "request_log_root": "Logs and traces",
+    "store_cache_dir": "Object stores",
+    "data_plane": "Data plane",
+    "hot_rows": "Hot rows",
+    "remote_tables": "Tables in clusters",
+    "warm": "Tables in memory",
+    "delta_poll_wait_seconds": "Changes of rows",
+    "neighbors_threads": "Searches for nearest rows",
+}
+# The settings that most people need: `--help` shows these, and `--help=all` shows all.
+COMMON = (
+    *("model_name", "model_base_path", "model_config_file", "strict", "store_cache_dir"),
+    *("host", "port", "rest_api_port", "ssl_config_file", "rest_api_ssl_config_file", "auth_config", "admin_port"),
+    *("threads", "enable_batching", "log_format"),
+)
+
+
 @dataclass(frozen=True, slots=True)
-class ListenerSettings(ServerSettings):
-    """The base class with the settings of requests and answers; only its subclass Settings is instantiated."""
+class Settings(ServerSettings):
+    """All settings of the server; each field can be set by a flag of its name or an environment variable EMB_<NAME>."""
 
     grpc_max_threads: int = setting(8, "gRPC requests handled at the same time in Python.", 1, 1024)
     max_request_bytes: int = setting(
@@ -147,87 +183,6 @@ class ListenerSettings(ServerSettings):
     log_format: Literal["auto", "text", "json"] = setting(
         "auto", "Form of log lines: text for people or JSON for machines; 'auto' is text on a terminal, else JSON."
     )
-
-    @property
-    def rest_api_timeout_s(self) -> float:
-        return self.rest_api_timeout_in_ms / 1e3
-
-    @property
-    def slow_request_s(self) -> float:
-        """Least duration, in seconds, of a request that is logged as slow; infinity: no request is logged as slow."""
-        return self.slow_request_ms / 1e3 or math.inf
-
-    @property
-    def channel_arguments(self) -> list[tuple[str, int | str]]:
-        pairs = [pair.partition("=") for pair in self.grpc_channel_arguments.split(",") if pair]
-        return [(name, int(value) if _is_int32(value) else value) for name, _, value in pairs]
-
-    @property
-    def max_message_bytes(self) -> int:
-        """Largest message over gRPC, in bytes: by a channel argument, else max_request_bytes."""
-        return self._channel_limit("grpc.max_receive_message_length", self.max_request_bytes)
-
-    def channel_seconds(self, name: str) -> float | None:
-        """Returns a channel argument in milliseconds as seconds; None: it is not given, or means no limit."""
-        limit_ms = self._channel_limit(name, _NO_LIMIT)
-        return None if limit_ms == _NO_LIMIT else limit_ms / 1e3
-
-    def _channel_limit(self, name: str, default: int) -> int:
-        value = dict(self.channel_arguments).get(name, default)
-        return value if isinstance(value, int) and 0 <= value < _NO_LIMIT else default
-
-    @property
-    def idle_channel_arguments(self) -> list[str]:
-        return [name for name, _ in self.channel_arguments if name not in CORE_CHANNEL_ARGUMENTS]
-
-    @property
-    def cors_origins(self) -> tuple[str, ...]:
-        """The origins (scheme, host and port) whose web pages may call the HTTP API by CORS."""
-        return tuple(origin.strip() for origin in self.rest_api_cors_origins.split(",") if origin.strip())
-
-
-def _is_int32(text: str) -> bool:
-    try:
-        return -(2**31) <= int(text) < 2**31
-    except ValueError:
-        return False
-
-
-ENV_PREFIX = "EMB_"
-# Name of a section's first setting -> title of the section, in `--help` and in docs/settings.md.
-SECTIONS: Mapping[str, str] = {
-    "models": "Models",
-    "auth_config": "Callers",
-    "admin_port": "Addresses and certificates",
-    "threads": "Threads of the native core",
-    "file_system_poll_wait_seconds": "Loading of versions",
-    "graph_signatures": "TensorFlow graphs",
-    "enable_batching": "Batching of TensorFlow graphs",
-    "grpc_max_threads": "Limits and overload",
-    "rest_api_max_head_bytes": "HTTP",
-    "grpc_socket_path": "gRPC",
-    "shutdown_delay_s": "Shutdown and memory",
-    "request_log_root": "Logs and traces",
-    "store_cache_dir": "Object stores",
-    "data_plane": "Data plane",
-    "hot_rows": "Hot rows",
-    "remote_tables": "Tables in clusters",
-    "warm": "Tables in memory",
-    "delta_poll_wait_seconds": "Changes of rows",
-    "neighbors_threads": "Searches for nearest rows",
-}
-# The settings that most people need: `--help` shows these, and `--help=all` shows all.
-COMMON = (
-    *("model_name", "model_base_path", "model_config_file", "strict", "store_cache_dir"),
-    *("host", "port", "rest_api_port", "ssl_config_file", "rest_api_ssl_config_file", "auth_config", "admin_port"),
-    *("threads", "enable_batching", "log_format"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings(ListenerSettings):
-    """All settings of the server; each field can be set by a flag of its name or an environment variable EMB_<NAME>."""
-
     store_cache_dir: str = setting(
         "",
         "Folder to which versions in object stores are fetched (extra [stores]), and from which they are mapped; of "
@@ -346,6 +301,43 @@ class Settings(ListenerSettings):
         "",
         "Folder that keeps the indexes of tables over a restart; without it, the server builds each index anew.",
     )
+
+    @property
+    def rest_api_timeout_s(self) -> float:
+        return self.rest_api_timeout_in_ms / 1e3
+
+    @property
+    def slow_request_s(self) -> float:
+        """Least duration, in seconds, of a request that is logged as slow; infinity: no request is logged as slow."""
+        return self.slow_request_ms / 1e3 or math.inf
+
+    @property
+    def channel_arguments(self) -> list[tuple[str, int | str]]:
+        pairs = [pair.partition("=") for pair in self.grpc_channel_arguments.split(",") if pair]
+        return [(name, int(value) if _is_int32(value) else value) for name, _, value in pairs]
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Largest message over gRPC, in bytes: by a channel argument, else max_request_bytes."""
+        return self._channel_limit("grpc.max_receive_message_length", self.max_request_bytes)
+
+    def channel_seconds(self, name: str) -> float | None:
+        """Returns a channel argument in milliseconds as seconds; None: it is not given, or means no limit."""
+        limit_ms = self._channel_limit(name, _NO_LIMIT)
+        return None if limit_ms == _NO_LIMIT else limit_ms / 1e3
+
+    def _channel_limit(self, name: str, default: int) -> int:
+        value = dict(self.channel_arguments).get(name, default)
+        return value if isinstance(value, int) and 0 <= value < _NO_LIMIT else default
+
+    @property
+    def idle_channel_arguments(self) -> list[str]:
+        return [name for name, _ in self.channel_arguments if name not in CORE_CHANNEL_ARGUMENTS]
+
+    @property
+    def cors_origins(self) -> tuple[str, ...]:
+        """The origins (scheme, host and port) whose web pages may call the HTTP API by CORS."""
+        return tuple(origin.strip() for origin in self.rest_api_cors_origins.split(",") if origin.strip())
 
 
 class StartError(Exception):

@@ -2,10 +2,8 @@
 
 No other file of the server reads environment variables.
 
-Lists the flags of tensorflow_model_server that this server lacks: it ignores or refuses each, and says why.
-
-A command line of tensorflow_model_server works unchanged. Each of these flags either has no effect, which a warning
-says, or is refused, because the server would do something else than the flag asks for.
+A command line of tensorflow_model_server works unchanged. Each of its flags that this server lacks either has no
+effect, which a warning says, or is refused, because the server would do something else than the flag asks for.
 
 Source: tensorflow_serving/model_servers/main.cc, server.h (9d981c5).
 """
@@ -234,10 +232,11 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
     types = _kinds()
     links = service_links(environ)
     environ = {name: value for name, value in environ.items() if name not in links}
-    names = {f.name for f in dataclasses.fields(Settings)}
+    names = [f.name for f in dataclasses.fields(Settings)]
     variables = {ENV_PREFIX + name.upper() for name in names}
+    known = [f"--{name}" for name in (*names, *FOREIGN_FLAGS)]
     faults = [
-        f"{argument} is no flag of this server (see --help){did_you_mean(argument.partition('=')[0], _flag_names())}"
+        f"{argument} is no flag of this server (see --help){did_you_mean(argument.partition('=')[0], known)}"
         for argument in unknown
     ]
     faults += [
@@ -320,10 +319,6 @@ def _flags(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
 def _kinds() -> Mapping[str, Any]:
     """Returns name of a setting -> its type; the dict is cached, because evaluating annotations takes 1 ms."""
     return get_type_hints(Settings)
-
-
-def _flag_names() -> list[str]:
-    return [f"--{name}" for name in (*(f.name for f in dataclasses.fields(Settings)), *FOREIGN_FLAGS)]
 
 
 @cache

@@ -35,14 +35,9 @@ from service.versions.neighbors import SIGNATURE, NeighborAnswer, NeighborLimits
 from service.versions.registry import Registry
 from service.versions.servable import Servable, find_signature
 
-# Type of ModelLists.reload: replaces the list of models before a deadline (on the engine's clock; None: no deadline),
-# for a request of the given origin.
+# Types of the methods reload, set_label and pin of process.model_lists.ModelLists.
 Reload = Callable[[Sequence[ModelConfig], float | None, Origin], None]
-# Type of a function that points a model's label to a version, or removes the label for None: ModelLists.set_label of
-# process.model_lists.
 SetLabel = Callable[[str, str, int | None], None]
-# Type of a function that makes a model serve only the given version; None ends this. ModelLists.pin of
-# process.model_lists implements it.
 Pin = Callable[[str, int | None], None]
 Change = TypeVar("Change")
 
@@ -78,12 +73,7 @@ class TableRows(NamedTuple):
 class Engine:
     """The interface of HTTP and gRPC to all models of a registry. Concurrency: any thread.
 
-    Args:
-      clock: of all deadlines; seconds, monotonic.
-      reload: replaces the list of models; None: the list is fixed.
-      on_damage: called with a model's name when a request finds the model's files damaged.
-      neighbor_limits: limits on searches; None: the defaults. indexing: makes indexes for searches of large tables;
-        None: all rows are compared.
+    clock: of all deadlines; seconds, monotonic.
     """
 
     def __init__(
@@ -112,11 +102,7 @@ class Engine:
         self._on_damage = on_damage
 
     def reject(self, error: Exception, call: Call, *, model: str = "") -> None:
-        """Counts a request that failed before its signature was bound, such as a request that does not parse.
-
-        Args:
-          model: the name in the request; may be any string.
-        """
+        """Counts a request that failed before its signature was bound; model: the request's, which may not exist."""
         self._finished(error, call, model)
 
     def answered(self, call: Call, *, model: str = "") -> None:
@@ -138,11 +124,7 @@ class Engine:
     def reload(
         self, models: Sequence[ModelConfig], deadline_s: float | None = None, *, origin: Origin = "client"
     ) -> None:
-        """Replaces the whole list of models, or changes nothing; blocks. Raises the errors of ModelLists.reload.
-
-        Args:
-          origin: who sends the list; a client may name some folders only.
-        """
+        """Replaces the whole list of models, or changes nothing; blocks. Raises the errors of ModelLists.reload."""
         if self._reload is None:
             raise ConfigConflict("The models of this server are fixed.")
         self._reload(models, deadline_s, origin)
@@ -160,9 +142,7 @@ class Engine:
     def pin(self, model: str, version: int | None) -> None:
         """Makes a model serve only one version, such as an older one; None serves the versions of its policy again.
 
-        Blocks.
-
-        After this method returns, the server loads the version, and then unloads the other versions.
+        Blocks, but not for the load of the version and the unloads of the others.
 
         Raises:
           ModelNotFound, VersionNotFound: there is no such model, or no folder of the version.
@@ -228,11 +208,9 @@ class Engine:
             return None if servable.deltas is None else servable.deltas.origin(table_name, row)
 
     def traffic(self, ref: ModelRef, table_name: str, most: int) -> TableTraffic:
-        """Returns the counts of lookups of a table ("traffic"), with the given number of its hottest rows.
+        """Returns the counts of lookups of a table, with the given number of its hottest rows.
 
-        Raises:
-          TableNotFound: the version has no such table.
-          Unimplemented: the ids of the table are not sampled.
+        Raises TableNotFound, and Unimplemented if the table's ids are not sampled.
         """
         with self._registry.lease(ref) as servable:
             _table(servable, table_name)
@@ -300,8 +278,7 @@ class Engine:
             with self._registry.lease(ref, may_load=True) as servable:
                 return table_name in servable.remote_tables
         except ServiceError:
-            # may_wait() does not raise the lease's error: table_rows(), which is called next, leases the model too, and
-            # raises the error to the client.
+            # As in searches_by_signature(): table_rows(), which is called next, raises the error.
             return False
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:

@@ -114,13 +114,11 @@ class Tracing(Protocol):
 
     def request(self, name: str) -> AbstractContextManager[None]:
         """Opens a trace span for a request; its parent is the client's span if request_context has a traceparent."""
-        ...
 
     def answered(self, requests: Sequence[Mapping[str, Any]]) -> None:
         """Makes the trace spans of requests that the native core has answered; SpanRecord in edge/records.rs has the
         fields.
         """
-        ...
 
 
 class Recorder(Protocol):
@@ -141,6 +139,5 @@ class Recorder(Protocol):
           answered_s: seconds since 1970.
           log: a serialized PredictionLog that lacks its log_metadata.
         """
-        ...
 
     def note_dropped(self, count: int) -> None: ...

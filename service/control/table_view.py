@@ -45,8 +45,8 @@ class Row(NamedTuple):
     """One row of a table as the console shows it: its keys, its numbers and its origin.
 
     keys: feature -> the row's key in the feature's vocabulary, or None. label: what people call the row. is_known: the
-    asked key is in the vocabulary, and did not lead to a row for unknown keys. values: [D] float32. origin: the delta
-    that wrote the row last.
+    asked key is in the vocabulary, and did not lead to a row for unknown keys. values: [D] float32. delta: the one that
+    wrote the row last; None: the row is as the version was saved.
     """
 
     version: int
@@ -56,7 +56,7 @@ class Row(NamedTuple):
     is_known: bool
     values: Array
     norm: float
-    origin: RowOrigin | None
+    delta: RowOrigin | None
 
 
 def read_page(engine: Engine, ref: ModelRef, table: str, start: int, count: int) -> Page:

@@ -197,7 +197,9 @@ def describe(
         spec, plan = lookups.signatures[name], lookups.backend.plans[name]
         if name in others:
             continue
-        ordered = _ordered(plan)
+        # The native core resolves the name of an input in a JSON request to the first feature of the description that
+        # reads the input. If two features read the same ids, the one with weights must come first.
+        ordered = sorted(plan.features.items(), key=lambda item: item[1].feature.weights is None)
         features[name] = tuple(feature for _, feature in ordered)
         written.append(writer.signature(spec, plan, ordered))
     for name, graph in sorted(graphs.items()):
@@ -233,12 +235,6 @@ def _is_flat(plan: SignaturePlan, output: OutputRule) -> bool:
     parts = [plan.features[part] for part in output.parts]
     has_matrices = any(part.ids_rank == 2 or part.feature.max_sequence_length is not None for part in parts)
     return len(output.shape) == 2 and has_matrices
-
-
-def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
-    # The native core resolves the name of an input in a JSON request to the first feature of the description that reads
-    # the input. If two features read the same ids, the one with weights must come first.
-    return sorted(plan.features.items(), key=lambda item: item[1].feature.weights is None)
 
 
 class _Writer:

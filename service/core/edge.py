@@ -1,6 +1,6 @@
 """Starts the native core on the public ports, keeps its certificates and routes up to date, and takes its samples.
 
-Reads the sampling rates of OpenTelemetry's sampler for the native core, which tells Python of sampled requests.
+The native core gets the sampling rates of OpenTelemetry's sampler, and tells Python of sampled requests.
 
 Source: opentelemetry.io/docs/specs/otel/trace/sdk, the descriptions of the built-in samplers.
 """

@@ -7,9 +7,7 @@ it gets the rows that the other side got meanwhile; so a delta costs its own row
 If two deltas change the same row, the one with the higher sequence number wins, whichever came first: so all processes
 end with the same tables, and so does a restart.
 
-Maps a version's table files privately, so that rows can be changed in memory: the kernel copies only changed pages.
-
-All other pages are the file's own, which all processes share.
+The table files are mapped privately: the kernel copies only changed pages, and all processes share the others.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import numpy as np
 from service.artifact.delta_file import Delta
 from service.artifact.manifest import Manifest, TableEntry, TableScale
 from service.artifact.stored_tables import rounded
-from service.errors import ArtifactError
+from service.errors import ArtifactError, os_errors_as
 from service.tables.guarded_files import GuardedFiles
 from service.tables.table import MappedTable
 from service.types import TABLE_DTYPES, Array
@@ -88,10 +86,8 @@ class PrivateMaps:
         parts += [table.scale for table in manifest.tables.values() if table.scale is not None]
         for part in parts:
             if part.file not in self._descriptors:
-                try:
+                with os_errors_as(ArtifactError, f"cannot open {artifact / part.file}"):
                     self._descriptors[part.file] = os.open(artifact / part.file, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise ArtifactError(f"cannot open {artifact / part.file}: {error.strerror}") from error
 
     def close(self) -> None:
         """Closes the table files; memory maps of them stay valid as long as an array refers to them."""

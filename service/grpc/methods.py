@@ -128,8 +128,6 @@ def _search(engine: Engine, request: PredictRequest, call: Call, *, as_content: 
 
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
-_NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
-_NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."
 
 # gRPC path of a Triton method that this server lacks -> the error text that it sends with status UNIMPLEMENTED.
 INFERENCE_UNIMPLEMENTED: Mapping[str, str] = {
@@ -137,10 +135,10 @@ INFERENCE_UNIMPLEMENTED: Mapping[str, str] = {
     for method, text in {
         "ModelStreamInfer": "ModelStreamInfer is not implemented; call ModelInfer, any number at once on one channel.",
         "ModelStatistics": "ModelStatistics is not implemented; see /metrics of the HTTP port.",
-        "RepositoryModelLoad": _NO_CONTROL,
-        "RepositoryModelUnload": _NO_CONTROL,
+        "RepositoryModelLoad": oip_models.NO_CONTROL,
+        "RepositoryModelUnload": oip_models.NO_CONTROL,
         **{
-            f"{kind}SharedMemory{action}": _NO_SHARED_MEMORY
+            f"{kind}SharedMemory{action}": oip_models.NO_SHARED_MEMORY
             for kind in ("System", "Cuda")
             for action in ("Status", "Register", "Unregister")
         },

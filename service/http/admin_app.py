@@ -25,14 +25,21 @@ from service.errors import InvalidRequest, MalformedPayload, PermissionDenied, R
 from service.http.access import AccessMiddleware, session_cookie
 from service.http.body import read_body
 from service.http.console_routes import SESSION_PATH, add_console_routes
-from service.http.counting import CountingMiddleware, RequestCounts
 from service.http.errors import CODE_HEADER, error_response, service_error_response
 from service.http.http_parts import HttpParts
 from service.http.middleware import RequestIdMiddleware, RequestIds, SecurityHeadersMiddleware
 from service.http.operations_routes import add_admin_routes, add_statusz_route
-from service.http.routing import add_model_route, add_route, model_ref, raw_path
+from service.http.routing import (
+    CountingMiddleware,
+    RequestCounts,
+    add_model_route,
+    add_route,
+    json_response,
+    model_ref,
+    raw_path,
+)
 from service.types import ModelRef
-from service.wire.json_body import decode_upsert, encode_receipt, encode_tables
+from service.wire.json_body import decode_upsert, dump_plain, encode_tables
 
 # Largest body, in bytes, of a request that replaces the list of models: enough for ten thousand models.
 _MAX_CONFIG_BYTES = 4 << 20
@@ -58,20 +65,20 @@ def create_admin_app(parts: HttpParts, reload_config: Callable[[str | None], Seq
         except UnicodeDecodeError as error:
             raise MalformedPayload("The body is not UTF-8 text.") from error
         names = await asyncio.to_thread(reload_config, text)
-        return Response(orjson.dumps({"models": list(names)}), media_type="application/json")
+        return json_response({"models": list(names)})
 
     async def set_label(request: Request) -> Response:
         body = await read_body(request, _MAX_CONFIG_BYTES)
         ref, version = model_ref(request), _version_of(body)
         assert ref.label is not None  # The HTTP path of the route that sets a label always names the label.
         await asyncio.to_thread(copy_context().run, engine.set_label, ref.name, ref.label, version)
-        return Response(orjson.dumps({"label": ref.label, "version": version}), media_type="application/json")
+        return json_response({"label": ref.label, "version": version})
 
     async def pin(request: Request) -> Response:
         body = await read_body(request, _MAX_CONFIG_BYTES)
         ref, version = model_ref(request), _version_of(body)
         await asyncio.to_thread(copy_context().run, engine.pin, ref.name, version)
-        return Response(orjson.dumps({"model": ref.name, "version": version}), media_type="application/json")
+        return json_response({"model": ref.name, "version": version})
 
     async def tables(request: Request) -> Response:
         return Response(encode_tables(engine.tables(model_ref(request))), media_type="application/json")
@@ -187,7 +194,7 @@ def _add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> Non
     def change(ref: ModelRef, table: str, body: bytes) -> bytes:
         with parsing:
             parsed = decode_upsert(body)
-        return encode_receipt(engine.upsert(ref, table, parsed))
+        return dump_plain(engine.upsert(ref, table, parsed))
 
     async def upsert(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)

@@ -66,10 +66,6 @@ ERROR_HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
 _MAX_CHARACTERS = 4096
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}...TRUNCATED"
-
-
 def error_response(
     status: int, text: str, headers: Mapping[str, str] | None = None, models: list[str] | None = None
 ) -> Response:
@@ -86,7 +82,9 @@ def service_error_response(error: ServiceError, request_id: str, models: list[st
     With status 500, the response has the request id, and only the log has the traceback.
     """
     status = HTTP_STATUS[type(error)]
-    text = _cut(error.message)
+    text = error.message
+    if len(text) > _MAX_CHARACTERS:
+        text = f"{text[:_MAX_CHARACTERS]}...TRUNCATED"
     extra = {"request_id": request_id, "status": status}
     if status == 500:
         logger.error("request failed: %s", text, extra=extra, exc_info=error)

@@ -14,7 +14,6 @@ from service.core.forwarded import NO_FORWARDING, Forwarding
 from service.errors import InvalidRequest, ModelNotFound, RouteNotFound, ServiceError
 from service.http.access import AccessMiddleware
 from service.http.console_routes import add_console_routes
-from service.http.counting import CountingMiddleware, RequestCounts
 from service.http.errors import CODE_HEADER, error_response, service_error_response
 from service.http.http_parts import HttpParts
 from service.http.middleware import (
@@ -30,11 +29,11 @@ from service.http.model_routes import (
     add_hot_rows_route,
     add_lookup_routes,
     add_neighbor_routes,
+    add_open_inference_routes,
     add_tfs_routes,
 )
-from service.http.oip_routes import add_open_inference_routes
 from service.http.operations_routes import add_admin_routes, add_docs_routes, add_statusz_route
-from service.http.routing import malformed, meant_by, raw_path
+from service.http.routing import CountingMiddleware, RequestCounts, malformed, meant_by, raw_path
 from service.http.table_view_routes import add_table_view_routes
 
 # Most names of models that the error for an unknown model lists, as in native/src/edge/shared.rs.

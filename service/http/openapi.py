@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from starlette.routing import BaseRoute
@@ -49,8 +49,8 @@ def add_examples(document: Json, served: Served) -> None:
     about = f"{first}{f' (tables: {shown})' if shown else ''}.\n\n{document['info']['description'].lstrip()}"
     document["info"] = document["info"] | {"description": about}
     requests = {
-        _ROUTES["lookup"]: _requests(description, _is_lookup, _lookup),
-        _ROUTES["predict"]: _requests(description, _is_predict, _predict),
+        _ROUTES["lookup"]: _requests(description, lambda spec: spec.kind == "lookup", partial(_by_column, "features")),
+        _ROUTES["predict"]: _requests(description, _is_predict, partial(_by_column, "inputs")),
         _ROUTES["infer"]: _requests(description, _is_predict, _infer),
         _ROUTES["rows"]: {"the first row": {"value": {"ids": [0]}}} if tables else {},
         _ROUTES["neighbors"]: {"of the first row": {"value": {"ids": [0], "k": 3}}} if tables else {},
@@ -89,23 +89,11 @@ def _requests(
     return {f'signature "{spec.name}"': {"value": body(spec)} for spec in wanted[:_MAX_SIGNATURES]}
 
 
-def _is_lookup(spec: SignatureSpec) -> bool:
-    return spec.kind == "lookup"
-
-
 def _is_predict(spec: SignatureSpec) -> bool:
     # A predict signature with a tensor of a dtype that numpy lacks gets no example in the OpenAPI document, because
     # JSON has no form for its values.
     has_json = all(tensor.numpy_dtype is not None for tensor in (*spec.inputs.values(), *spec.outputs.values()))
     return bool(spec.inputs) and has_json and spec.method_name not in _EXAMPLE_METHODS
-
-
-def _lookup(spec: SignatureSpec) -> Json:
-    return {"features": _columns(spec), "signature_name": spec.name}
-
-
-def _predict(spec: SignatureSpec) -> Json:
-    return {"inputs": _columns(spec), "signature_name": spec.name}
 
 
 def _infer(spec: SignatureSpec) -> Json:
@@ -119,9 +107,10 @@ def _infer(spec: SignatureSpec) -> Json:
     return {"inputs": tensors, "parameters": {"signature_name": spec.name}}
 
 
-def _columns(spec: SignatureSpec) -> Json:
+def _by_column(field: str, spec: SignatureSpec) -> Json:
     columns = {name: _nested(_value(tensor), _shape(tensor)) for name, tensor in _row_inputs(spec).items()}
-    return columns | {names.feature: [[_value(spec.inputs[names.values])]] for names in spec.ragged_names}
+    columns |= {names.feature: [[_value(spec.inputs[names.values])]] for names in spec.ragged_names}
+    return {field: columns, "signature_name": spec.name}
 
 
 def _row_inputs(spec: SignatureSpec) -> Mapping[str, TensorSpec]:

@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 
 from service.control.engine import Engine
 from service.http.middleware import page_policy
-from service.http.routing import add_route
+from service.http.routing import add_route, json_response
 
 if TYPE_CHECKING:
     from service.http.openapi import Documents
@@ -26,20 +26,19 @@ if TYPE_CHECKING:
 def add_admin_routes(
     app: FastAPI, engine: Engine, metrics: Callable[[], tuple[bytes, str]], metrics_paths: Sequence[str]
 ) -> None:
-    """Adds the routes of health and readiness, for orchestrators, and of metrics, for monitoring."""
 
     async def healthz(request: Request) -> Response:
         """Answers "ok" to every health check; an orchestrator shall restart a server that does not answer."""
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def readyz(request: Request) -> Response:
         """Says whether a load balancer shall send requests to this server, and which models can not answer and why."""
         is_ready, problems = engine.is_ready, engine.problems()
         if is_ready:
-            return _json({"status": "ready", "problems": problems})
+            return json_response({"status": "ready", "problems": problems})
         if engine.fault:
             problems[""] = engine.fault
-        return _json({"status": "not ready", "problems": problems or {"": "no model is configured"}}, 503)
+        return json_response({"status": "not ready", "problems": problems or {"": "no model is configured"}}, 503)
 
     async def metrics_text(request: Request) -> Response:
         """Returns the metrics in Prometheus' text format."""
@@ -52,10 +51,6 @@ def add_admin_routes(
     add_route(app, "/readyz", readyz, "GET", "readyz")
     for number, path in enumerate(metrics_paths):
         add_route(app, path, metrics_text, "GET", None if number else "metrics")
-
-
-def _json(document: dict[str, object], status: int = 200) -> Response:
-    return Response(orjson.dumps(document), status, media_type="application/json")
 
 
 PATH = "/v1/statusz"
@@ -78,45 +73,7 @@ _PACKAGE, _FOLDER = "fastapi_swagger", "resources"
 # Swagger UI has colours for the dark, but does not ask the browser for them. The document has up to three paths for an
 # operation: of a model, of one of its versions, of a label. The checkbox shows those of versions and labels; they are
 # known by the ends of their operations' ids (see service.http.openapi). A comparison has no path but of a version.
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Embedding server: HTTP API</title>
-<link rel="stylesheet" href="/docs-assets/swagger-ui.css">
-<link rel="icon" href="/docs-assets/favicon-32x32.png">
-<style>
-  body { margin: 0 }
-  .bar { display: flex; flex-wrap: wrap; gap: .3rem 2rem; max-width: 1420px; margin: auto; padding: 1rem 20px 0 }
-  .bar { font: 14px sans-serif }
-  .bar a { color: #3949ab }
-  html.dark-mode .bar { color: #e4e6e6 }
-  html.dark-mode .bar a { color: #9fa8da }
-  body:not(:has(#all:checked)) .opblock:is([id$="Version"], [id$="Label"]):not([id$="-diffVersion"]) { display: none }
-  .swagger-ui .info { margin: 1rem 0 }
-</style>
-<script>
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const paint = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
-  dark.addEventListener("change", paint);
-  paint();
-</script>
-</head>
-<body>
-<main>
-<div class="bar">CONSOLE
-<label><input type="checkbox" id="all"> Show the paths of single versions and labels, too</label>
-</div>
-<div id="swagger-ui"></div>
-</main>
-<script src="/docs-assets/swagger-ui-bundle.js"></script>
-<script>
-  SwaggerUIBundle({ url: "/openapi.json", dom_id: "#swagger-ui", deepLinking: true, defaultModelsExpandDepth: 0 });
-</script>
-</body>
-</html>
-"""
+_PAGE = Path(__file__).with_name("docs.html")
 
 
 def add_docs_routes(app: FastAPI, engine: Engine, *, strict_json: bool, has_console: bool) -> None:
@@ -138,7 +95,8 @@ def add_docs_routes(app: FastAPI, engine: Engine, *, strict_json: bool, has_cons
     spec = find_spec(_PACKAGE)
     assert spec is not None and spec.submodule_search_locations
     app.mount("/docs-assets", StaticFiles(directory=Path(spec.submodule_search_locations[0]) / _FOLDER))
-    text = _PAGE.replace("CONSOLE", '<a href="console">Console</a>' if has_console else "")
+    console = '<a href="console">Console</a>' if has_console else ""
+    text = _PAGE.read_text(encoding="utf-8").replace("CONSOLE", console)
     page = HTMLResponse(text, headers={"Content-Security-Policy": page_policy(text, "'self'")})
 
     async def docs(request: Request) -> Response:

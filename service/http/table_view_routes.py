@@ -27,14 +27,7 @@ from service.control.table_view import (
 from service.errors import InvalidRequest, Overloaded
 from service.http.routing import add_model_route, model_ref, version_number
 from service.types import ModelRef, TableInfo
-from service.wire.json_body import (
-    encode_drift,
-    encode_found,
-    encode_names,
-    encode_page,
-    encode_projection,
-    encode_row,
-)
+from service.wire.json_body import dump_plain, encode_drift, encode_projection
 
 # Largest number of requests to this file's routes (lists of a table's rows, single rows, 2-D maps) that run at a time;
 # further requests get the error Overloaded.
@@ -63,7 +56,7 @@ def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
         """Returns, as JSON, the keys and norms of consecutive rows of a table."""
         start, count = _number(request, "start", 0), _number(request, "count", _DEFAULT_COUNT)
         work = partial(read_page, engine, model_ref(request), request.path_params["table"], start, count)
-        return _answer(encode_page(await in_thread(work)))
+        return _answer(dump_plain(await in_thread(work)))
 
     async def row(request: Request) -> Response:
         """Returns one row of a table by its id or its key: values, norm, and the delta that wrote it."""
@@ -73,7 +66,7 @@ def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
         number = None if key is not None else _number(request, "id", 0)
         feature = request.query_params.get("feature", "")
         work = partial(read_row, engine, model_ref(request), request.path_params["table"], number, key or "", feature)
-        return _answer(encode_row(await in_thread(work)))
+        return _answer(dump_plain(await in_thread(work)))
 
     async def projection(request: Request) -> Response:
         """Returns a map (a 2-D projection) of a table's rows, or status 202 while a thread computes the map."""
@@ -103,8 +96,8 @@ def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
 
         def search() -> bytes:
             if text:
-                return encode_found(find_rows(engine, *asked))
-            return encode_found([FoundRow(row, found, "label") for row, found in engine.find_labels(*asked)])
+                return dump_plain({"rows": find_rows(engine, *asked)})
+            return dump_plain({"rows": [FoundRow(row, found, "label") for row, found in engine.find_labels(*asked)]})
 
         return _answer(await in_thread(search))
 
@@ -141,7 +134,7 @@ def _names(engine: Engine, maps: KeptMaps[bytes], ref: ModelRef, table: str) -> 
     ref, version, total, info = _mapped(engine, ref, table)
 
     def make() -> bytes:
-        return encode_names(read_names(engine, ref, table, ids_on_map(total)), version)
+        return dump_plain({"version": version} | read_names(engine, ref, table, ids_on_map(total))._asdict())
 
     return maps.get((ref.name, version, table, "names"), info, make)
 

@@ -64,10 +64,7 @@ class BatchingRules:
     is_per_model: bool
 
     def parameters_of(self, artifact: Path) -> BatchingParameters | None:
-        """Returns a version's batching parameters; None: its requests run by themselves.
-
-        Raises ArtifactError for a wrong PER_MODEL_FILE.
-        """
+        """Returns a version's batching parameters, if it has any; raises ArtifactError for a wrong PER_MODEL_FILE."""
         if not self.is_per_model:
             return self.parameters
         path = artifact / PER_MODEL_FILE
@@ -380,8 +377,7 @@ def _native_graphs(
 ) -> Mapping[str, NativeGraph | PythonOnly]:
     if lookups is not None and all(backend is lookups.backend for backend in servable.backends.values()):
         return {}
-    # graph_opening is imported here and not at the top, so that a version's lookups are answered before the modules of
-    # graphs are imported.
+    # As in _graph_opening().
     from service.loading.graph_opening import native_graphs
 
     return native_graphs(servable, batching)
@@ -465,10 +461,6 @@ def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | No
 
 
 def journal_pruning(settings: Settings) -> JournalPruning | None:
-    """Returns the JournalPruning, which removes journals of versions that are gone.
-
-    None if the server keeps no journals, or does not look for deltas (--delta_poll_wait_seconds=0).
-    """
     folder = _journal_folder(settings)
     return JournalPruning(folder) if folder is not None and settings.delta_poll_wait_seconds else None
 
@@ -478,10 +470,6 @@ def _journal_folder(settings: Settings) -> Path | None:
 
 
 def residency_of(settings: Settings) -> Residency:
-    """Returns how the settings prepare the memory pages of tables before a version answers.
-
-    For --table_pages=auto, loading.table_pages makes pages huge.
-    """
     pages = settings.table_pages
     if pages == "auto":
         # With --table_pages=auto, huge pages are asked for before a version answers only if --warm=tables reads every

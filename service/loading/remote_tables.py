@@ -69,11 +69,9 @@ class RemoteNames:
                 raise ArtifactError(_unknown(f"remote_tables of model {model!r}", name, f"model {model!r}", tables))
         for name in self._flag:
             self._check_flag(name, listed, seen)
-        found = {table: self._address(model, table, own) for table in tables}
+        flag = self._flag
+        found = {table: own.get(table) or flag.get(f"{model}/{table}") or flag.get(table) for table in tables}
         return {table: address for table, address in found.items() if address is not None}
-
-    def _address(self, model: str, table: str, own: Mapping[str, StoreAddress]) -> StoreAddress | None:
-        return own.get(table) or self._flag.get(f"{model}/{table}") or self._flag.get(table)
 
     def _check_flag(self, name: str, models: Collection[str], seen: Mapping[str, Collection[str]]) -> None:
         """Raises ArtifactError if no table has a name of --remote_tables; a model that was not opened yet may still
@@ -430,7 +428,6 @@ class RemoteTables:
         repeat(self.follow, stop, _FOLLOW_S, "remote-changes")
 
     def compare(self) -> None:
-        # service.remote is imported only if a table is remote, because it needs redis-py, an optional extra.
         from service.remote.replicas import Replicas
 
         with self._comparing:
@@ -479,8 +476,7 @@ def _default_rows(manifest: Manifest, table: str) -> tuple[int, ...]:
 class RemoteFilling:
     """The filler of the cache of remote tables' rows, for versions that are being loaded. Concurrency: any thread.
 
-    seconds: longest time for one version; rows that are not read by then are
-    left out.
+    seconds: longest time for one version; rows that are not read by then are left out.
     hot_rows: returns table -> its hot rows, [n] int64, the hottest first, of a model and version.
     """
 

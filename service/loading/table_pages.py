@@ -116,9 +116,6 @@ def mapped_bytes(tables: Mapping[str, object]) -> int:
 
 
 def paged_tables(settings: Settings, other_bytes: Callable[[], int], root: Path = Path("/")) -> PagedTables:
-    """Makes, from the settings, the rule by which the native core reads tables' pages. root: the folder above /proc and
-    /sys.
-    """
     limit = memory_limit_bytes(root)
     max_bytes = settings.paged_tables_mib << 20
     rule = settings.paged_tables

@@ -39,11 +39,7 @@ class Notice(NamedTuple):
 
 
 def attention(document: Mapping[str, Any], files: ReadFiles, now_s: float) -> list[dict[str, str]]:
-    """Returns what needs attention, as dicts of the fields of Notice.
-
-    Args:
-      document: the content of the status page.
-    """
+    """Returns what needs attention, as dicts of the fields of Notice; document: the content of the status page."""
     found = [
         *_of_models(document["models"]),
         *_of_limits(document),

@@ -112,10 +112,7 @@ class RecentRequests:
         return sorted(kept, key=lambda noted: noted.at_s, reverse=True)
 
     def _may_say(self) -> int | None:
-        """Says whether one more slow request may be logged:
-
-        None if not, else how many were not logged since the last line.
-        """
+        """Says whether one more slow request may be logged: None if not, else how many lines were left out before."""
         with self._lock:
             if self._clock() - self._second >= 1:
                 self._second, self._lines = self._clock(), 0

@@ -1,10 +1,8 @@
-"""Writes the log of the process and of its native libraries, in lines of text for a person or of JSON for machines.
+"""Writes the log of the process in lines of text for a person or of JSON for machines.
 
 A record's attribute `told` is the text for a person in place of its message and extras; "" hides the record. JSON lines
-have no `told`.
-
-Turns lines that native libraries, such as TensorFlow, write to standard output or standard error into records of the
-server's log.
+have no `told`. Lines that native libraries, such as TensorFlow, write to standard output or standard error become
+records, too.
 """
 
 from __future__ import annotations
@@ -266,11 +264,7 @@ def dropped_line_metrics() -> list[str]:
 
 
 def name_requests_in_log(current_id: Callable[[], bytes]) -> None:
-    """Adds the current request's id to each log line that has none.
-
-    Args:
-      current_id: returns the current request's id; b"" outside of requests.
-    """
+    """Adds the current request's id (b"" outside of requests) to each log line that has none."""
 
     def name_request(record: logging.LogRecord) -> bool:
         own_id = current_id()

@@ -1,11 +1,10 @@
 """Writes lines of metrics in Prometheus' text format, version 0.0.4, and declares the buckets of histograms.
 
+This server's buckets have limits in seconds, TensorFlow Serving's in microseconds.
+
 Source: prometheus.io/docs/instrumenting/exposition_formats; TensorFlow Serving's peculiarities (no HELP lines, braces
-  without labels, limits of six digits) are from util/prometheus_exporter.cc (9d981c5).
-
-Declares the buckets of histograms, with this server's limits in seconds and TensorFlow Serving's in microseconds.
-
-Source: tensorflow_serving/servables/tensorflow/util.cc, batching/{batching_session.cc,batching_util.h} (9d981c5).
+  without labels, limits of six digits) are from util/prometheus_exporter.cc, its buckets from
+  servables/tensorflow/util.cc and batching/{batching_session.cc,batching_util.h} (9d981c5).
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ def sample(name: str, labelled: str, value: float) -> str:
 
 
 def series(name: str, about: str, values: Iterable[tuple[Named, float]]) -> list[str]:
-    """Returns the lines of a metric family, a counter if the name ends in "_total", else a gauge.
-
-    values: labels of each sample, and its value.
-    """
+    """Returns the lines of a metric family, a counter if the name ends in "_total", else a gauge."""
     return _family_of(name, about, [(labels(named), value) for named, value in values])
 
 

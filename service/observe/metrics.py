@@ -10,6 +10,7 @@ from service.observe.attention import ReadFiles
 from service.observe.metric_text import CONTENT_TYPE, series
 from service.observe.own_metrics import (
     VersionStates,
+    admission_lines,
     batch_lines,
     control_lines,
     core_lines,
@@ -19,14 +20,7 @@ from service.observe.own_metrics import (
     servable_lines,
 )
 from service.observe.reload_metrics import ReloadCounter, TlsCounter
-from service.observe.request_metrics import (
-    Batches,
-    CoreCounts,
-    Notes,
-    RequestCounter,
-    WarmupCounter,
-    admission_lines,
-)
+from service.observe.request_metrics import Batches, CoreCounts, Notes, RequestCounter, WarmupCounter
 from service.observe.serving_metrics import Counted, serving_lines
 from service.types import State, VersionStatus
 from service.versions.servable import LoadedServable

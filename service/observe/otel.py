@@ -32,10 +32,7 @@ _FAILURES = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNA
 
 
 class Spans:
-    """The maker of OpenTelemetry spans. Concurrency: any thread.
-
-    drawn: the tracer's source of trace ids.
-    """
+    """The maker of OpenTelemetry spans. Concurrency: any thread. drawn: the tracer's source of trace ids."""
 
     def __init__(self, tracer: Tracer, drawn: DrawnIds) -> None:
         self._tracer = tracer

@@ -1,10 +1,7 @@
 """Writes this server's own metrics, with labels that TensorFlow Serving's lack: API, version, signature, table.
 
-Keeps each version's state and number of failed loads for metrics, as long as the status of its model shows the
-version.
-
-Writes metrics on how many lookups of a table read its hottest rows; the rows themselves are listed at `:hot`, not in
-labels.
+A version has metrics as long as the status of its model shows it. The hottest rows of a table are listed at `:hot`, not
+in labels.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from service.observe.metric_text import (
     lines_of,
     series,
 )
-from service.observe.request_metrics import Batches, Requests, Successes
+from service.observe.request_metrics import Batches, CoreCounts, Requests, Successes
 from service.remote.core_clusters import RemoteCounts, RemoteState
 from service.search.neighbor_indexes import IndexName
 from service.types import State, VersionStatus
@@ -128,6 +125,28 @@ def batch_lines(batches: Batches) -> list[str]:
     about = "Requests that no batch took, by canonical code: too large, queue full, too late."
     rejected = [({"code": code}, count) for code, count in sorted(batches.rejected.items())]
     return lines + series(_PREFIX + "batching_rejected_total", about, rejected)
+
+
+def admission_lines(counts: CoreCounts, limit_bytes: int | None) -> list[str]:
+    """Returns the lines of the metrics on refused requests, waits and dropped connections.
+
+    Args:
+      limit_bytes: most bytes in flight, of all models together; None: the server has no limit yet.
+    """
+    about = "Bytes of requests and answers in flight; model is empty for requests of no known model."
+    held = [({"model": model}, size) for model, size in sorted(counts.held.items())]
+    lines = series(_PREFIX + "in_flight_bytes", about, held)
+    about = "How many bytes may be in flight, of all models together."
+    lines += series(_PREFIX + "in_flight_limit_bytes", about, [] if limit_bytes is None else [({}, limit_bytes)])
+    about = "Requests refused before they ran, by reason: overload, or limits on one client."
+    refused = [({"model": of, "reason": why}, count) for (of, why), count in sorted(counts.refused.items()) if count]
+    lines += series(_PREFIX + "refused_total", about, refused)
+    about = "Connections that the server refused or cut; docs/security.md has the reasons."
+    dropped = [({"reason": reason}, count) for reason, count in sorted(counts.dropped.items())]
+    lines += series(_PREFIX + "connections_dropped_total", about, dropped)
+    about = "Seconds that requests which ran had waited for a thread."
+    waits = [(labels({"model": model}), times) for model, times in sorted(counts.waits.items())]
+    return lines + _times("thread_wait_seconds", about, waits)
 
 
 def _times(part: str, about: str, found: Iterable[tuple[str, Times]]) -> list[str]:

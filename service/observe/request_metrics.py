@@ -14,18 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from service.control.request_context import Finished, Subject
 from service.errors import ServiceError
-from service.observe.metric_text import (
-    BATCH_ROWS,
-    EXAMPLES,
-    REQUEST,
-    SECONDS,
-    Rows,
-    Times,
-    family,
-    histogram,
-    labels,
-    series,
-)
+from service.observe.metric_text import BATCH_ROWS, EXAMPLES, REQUEST, Rows, Times
 from service.types import SignatureKind
 from service.versions.neighbors import SIGNATURE
 
@@ -290,39 +279,9 @@ class WarmupCounter:
             return sorted(self._found.values(), key=lambda warmup: warmup[:2])
 
     def retire(self, model: str, version: int) -> None:
-        """Drops the counts of warm-up replays of a version that has ended, because new versions may come all day."""
         with self._lock:
             self._found = {key: found for key, found in self._found.items() if key[:2] != (model, version)}
 
     def forget(self, model: str) -> None:
         with self._lock:
             self._found = {key: found for key, found in self._found.items() if key[0] != model}
-
-
-_SECONDS = tuple(map(repr, SECONDS))
-_PREFIX = "embedding_server_"
-
-
-def admission_lines(counts: CoreCounts, limit_bytes: int | None) -> list[str]:
-    """Returns the lines of the metrics on refused requests, waits and dropped connections.
-
-    Args:
-      limit_bytes: most bytes in flight, of all models together; None: the server has no limit yet.
-    """
-    about = "Bytes of requests and answers in flight; model is empty for requests of no known model."
-    held = [({"model": model}, size) for model, size in sorted(counts.held.items())]
-    lines = series(_PREFIX + "in_flight_bytes", about, held)
-    about = "How many bytes may be in flight, of all models together."
-    lines += series(_PREFIX + "in_flight_limit_bytes", about, [] if limit_bytes is None else [({}, limit_bytes)])
-    about = "Requests refused before they ran, by reason: overload, or limits on one client."
-    refused = [({"model": of, "reason": why}, count) for (of, why), count in sorted(counts.refused.items()) if count]
-    lines += series(_PREFIX + "refused_total", about, refused)
-    about = "Connections that the server refused or cut; docs/security.md has the reasons."
-    dropped = [({"reason": reason}, count) for reason, count in sorted(counts.dropped.items())]
-    lines += series(_PREFIX + "connections_dropped_total", about, dropped)
-    name = _PREFIX + "thread_wait_seconds"
-    lines += family(name, "histogram", "Seconds that requests which ran had waited for a thread.")
-    for model, times in sorted(counts.waits.items()):
-        places, labelled = times.limits.seconds, labels({"model": model})
-        lines += histogram(name, labelled, limits=_SECONDS, counts=times.counts, total=times.seconds, places=places)
-    return lines

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from service.access.access import create_access
 from service.access.tls import Wires
 from service.configuration.config_files import metrics_paths, read_monitoring_config
 from service.configuration.settings import Settings, StartError
-from service.configuration.settings_reading import installed_version
+from service.configuration.settings_reading import installed_version, otlp_protocol
 from service.control.engine import Engine
 from service.core.native_servable import RoutePublisher, compile_native
 from service.core.statistics import Batcher, Pages, create_batcher
@@ -45,7 +45,6 @@ from service.observe.own_metrics import (
 from service.observe.request_logs import RequestLogs
 from service.observe.request_metrics import Batches
 from service.observe.statusz import Statusz
-from service.observe.tracing import start_tracing
 from service.process.bound_ports import Ports, log_listening
 from service.process.model_lists import ModelLists
 from service.process.resources import UnjoinedThreads, handle_signals, in_own_thread, wait_unless, write_last
@@ -60,6 +59,7 @@ from service.versions.servable import LoadedServable, Servable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from service.observe.otel import OtelTracing, Protocol
     from service.process.control_servers import AdminServer
     from service.process.native_servers import NativeServers
     from service.stores.mirror import Stores
@@ -95,6 +95,22 @@ def open_stores(settings: Settings) -> Stores | None:
         raise StartError(f"--store_cache_dir: {error}") from error
     except OSError as error:
         raise StartError(f"--store_cache_dir={folder} can not be used: {error.strerror}") from error
+
+
+def start_tracing(settings: Settings) -> OtelTracing | None:
+    if settings.tracing == "off":
+        return None
+    protocol = otlp_protocol()
+    if protocol not in ("grpc", "http/protobuf"):
+        raise StartError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}: expected grpc or http/protobuf")
+    try:
+        # service.observe.otel is imported here and not at the top, because it imports OpenTelemetry, an optional extra.
+        from service.observe.otel import OtelTracing
+    except ModuleNotFoundError as error:
+        raise StartError(
+            f"--tracing needs a package that is not installed ({error}): in a checkout, pip install '.[otel]'"
+        ) from error
+    return OtelTracing(cast("Protocol", protocol), {"service.version": installed_version()})
 
 
 def check_folders(settings: Settings) -> None:

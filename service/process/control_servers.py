@@ -25,11 +25,7 @@ MAX_ADMIN_CONNECTIONS = 100
 
 
 class AdminServer:
-    """The HTTP server of the admin routes. Concurrency: event loop only.
-
-    Raises:
-      StartError: its port is in use.
-    """
+    """The HTTP server of the admin routes. Concurrency: event loop only. Raises StartError if its port is in use."""
 
     def __init__(
         self,

@@ -193,7 +193,7 @@ class NativeServers:
         return edge
 
     def _collect(self, freed: FreedMemory) -> None:
-        # open() calls _open_edge(), which sets _statistics, before it starts the thread that calls this.
+        # open() sets _edge and _statistics before it starts the thread that calls this.
         assert self._statistics is not None
         self._statistics.collect()
         self._note_silence()
@@ -201,7 +201,6 @@ class NativeServers:
 
     def _note_silence(self) -> None:
         """Makes the server not ready while the core can not reach the control servers, and logs each change."""
-        # open() calls _open_edge(), which sets _edge, before it starts the thread that calls this.
         assert self._edge is not None
         is_silent = self._edge.server.is_silent
         # A core that drains asks no more.

@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 # Number of file descriptors that are kept free of connections, for model files, listeners, logs and TensorFlow; at most
@@ -122,29 +122,23 @@ async def in_own_thread(work: Callable[[], T], name: str) -> T:
 
     asyncio.to_thread would wait for a free thread of the event loop's pool, all of which may wait for a disk.
     """
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
-    results: list[T] = []
-    errors: list[BaseException] = []
+    done: Future[T] = Future()
 
     def run() -> None:
+        done.set_running_or_notify_cancel()
         try:
-            results.append(work())
+            done.set_result(work())
         except BaseException as error:
-            errors.append(error)
-        loop.call_soon_threadsafe(done.set)
+            done.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    await done.wait()
-    if errors:
-        raise errors[0]
-    return results[0]
+    return await asyncio.wrap_future(done)
 
 
 class UnjoinedThreads(ThreadPoolExecutor):
     """A pool of threads for asyncio.to_thread, whose shutdown does not wait for running work."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Starts no more work; never waits, because the work may wait for a disk that never answers."""
         super().shutdown(wait=False, cancel_futures=cancel_futures)
 
 

@@ -1,10 +1,7 @@
-"""Opens a version twice, with whole graphs and with lookups taken out of them, and measures both request rates.
+"""Opens a version twice, with whole graphs and with lookups taken out of them, and measures requests to both in turns.
 
-Both are opened as the native core serves them, and requests run from bytes to bytes.
-
-Measures, in alternating turns, how much processor time a cut signature and its whole graph take for a request.
-
-Processor time, not elapsed time: what else the machine does then decides nothing.
+Both are opened as the native core serves them, and requests run from bytes to bytes. It measures processor time, not
+elapsed time: what else the machine does then decides nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import process_time
-from types import TracebackType
 from typing import TypeVar
 
 from service.artifact.manifest import LookupFeature, Manifest
@@ -159,9 +155,7 @@ class Trial:
     def __enter__(self) -> Trial:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for opened in (self._cut, self._whole, self._in_python):
             opened.close()
 
@@ -229,12 +223,7 @@ def reference_of(artifact: Path, manifest: Manifest) -> Model:
 def lookup_of(
     feature: LookupFeature, table: MappedTable, inputs: Mapping[str, TensorSpec]
 ) -> Callable[[Tensors], Array]:
-    """Returns the function that looks up one feature's ids in a table as the server does: in the native core, or where
-    no core is installed in the reference.
-
-    Returns:
-      A function of a request; it returns the vectors, and raises InvalidRequest.
-    """
+    """Returns the function that looks up one feature's ids in a table as the server does; it raises InvalidRequest."""
     if not has_core():
         scales = table.scales[:, None] if table.scales.size else None
         return partial(look_up, feature, Table(table.info, table.weights, scales))

@@ -1,10 +1,9 @@
 """Builds the FastAPI application of the reference: lookups, rows of tables, predicts, statuses, health.
 
+FastAPI makes the OpenAPI document from the bodies that are declared here. Lists of ids and numbers stay JSON, because
+only the signature of a request has their dtypes.
+
 Source of paths and texts: tensorflow_serving/model_servers/http_rest_api_handler.cc (9d981c5).
-
-Declares the bodies of the data routes' requests and answers, from which FastAPI makes the OpenAPI document.
-
-Lists of ids and numbers stay JSON here, because only the signature of a request has their dtypes.
 """
 
 from __future__ import annotations

@@ -259,9 +259,7 @@ def dense_array(name: str, value: Any, tensor: TensorSpec) -> Array:
 def _leaves(name: str, flat: Sequence[Any], tensor: TensorSpec) -> Array:
     types, dtype = set(map(type, flat)), tensor.dtype
     if types and types <= {str, dict} and tensor.takes_strings:
-        strings = np.empty(len(flat), object)
-        strings[:] = [_as_bytes(name, item) for item in flat]
-        return strings
+        return np.array([_as_bytes(name, item) for item in flat], object)
     if dtype not in _ALLOWED:
         raise InputMismatch(f'input "{name}": dtype {dtype} has no JSON form.')
     for item in flat:

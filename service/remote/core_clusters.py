@@ -49,10 +49,7 @@ Subject = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class CacheCounts:
-    """Counts of the native core's cache of rows.
-
-    rows, bytes: in the cache now. evictions: rows that other rows displaced.
-    """
+    """Counts of the native core's cache of rows. rows, bytes: in the cache now."""
 
     rows: int
     bytes: int

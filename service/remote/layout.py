@@ -80,9 +80,7 @@ class TableLayout:
 
     @staticmethod
     def of(model: str, table: str, fingerprint: bytes, entry: TableEntry) -> TableLayout:
-        """Returns the layout of a table in a cluster: the number of its rows in a block, and of the shards of its
-        blocks.
-        """
+        """Chooses the number of rows in a block, and of the shards of a table's blocks."""
         row_bytes = row_bytes_of(entry)
         block_rows = max(_BLOCK_BYTES // row_bytes, 1)
         num_blocks = -(-entry.vocabulary_size // block_rows)

@@ -100,7 +100,8 @@ class Replicas:
         try:
             primary = self._report(group[0])
         except (OSError, redis.RedisError) as error:
-            if _is_refused(error):
+            # Without a process on the node's port, redis-py raises its own error in place of the socket's.
+            if isinstance(error.__context__, ConnectionRefusedError):
                 gone_s = self._gone_s.get(group[0], time.monotonic())
         if gone_s is None:
             self._gone_s.pop(group[0], None)
@@ -151,11 +152,6 @@ class Replicas:
             raise
         self._clients[node] = client
         return report
-
-
-def _is_refused(error: Exception) -> bool:
-    """Says whether no process listens on a node's port; redis-py raises its own error in place of the socket's."""
-    return isinstance(error.__context__, ConnectionRefusedError)
 
 
 def has_all_s(

@@ -240,7 +240,6 @@ class Topology:
         return until_s is not None and time.monotonic() < until_s
 
     def failed(self, node: Node, break_s: float = _BREAK_S) -> None:
-        """Notes that a cluster node failed, so that for break_s seconds other nodes are asked before this node."""
         self._down[node] = time.monotonic() + break_s
 
     def answered(self, node: Node) -> None:

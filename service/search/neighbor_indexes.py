@@ -57,7 +57,6 @@ class IndexFiles(Protocol):
 
     def load(self, name: IndexName, num_rows: int) -> RowIndex | None:
         """Reads a table's nearest-row index from its file; None without a file, or if it is not for num_rows rows."""
-        ...
 
     def keep(self, name: IndexName, index: RowIndex, changed: Array) -> None:
         """Writes a table's nearest-row index to a file, or logs why the file is not written.
@@ -65,7 +64,6 @@ class IndexFiles(Protocol):
         Args:
           changed: [N] int64, ids of the rows whose values differ from the table's file.
         """
-        ...
 
 
 class Indexing(NamedTuple):

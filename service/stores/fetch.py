@@ -24,11 +24,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from service.artifact.delta_file import DELTAS_FOLDER
 from service.artifact.files import publish_folder, remove_folder, sync, write_whole
-from service.artifact.hashes import crc32c_of, masked
+from service.artifact.hashes import crc32c_in, crc32c_of, masked
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError, NotReady
 from service.stores.object_store import ObjectStore, StoredObject
@@ -101,7 +101,7 @@ class Cache:
                 self._wanted.remove(missing)
 
     def _make_room(self, missing: Callable[[], int], what: str) -> None:
-        if self._has_room(missing):
+        if not self._lack(missing()):
             return
         # If the cache folder lacks space, the folders of models that are not served any more are removed from it.
         for path in self.folder.iterdir():
@@ -109,9 +109,6 @@ class Cache:
                 remove_folder(path)
         if why := self._lack(missing()):
             raise ArtifactError(f"{what} needs {_mib(missing())} more in {self.folder}, {why}")
-
-    def _has_room(self, missing: Callable[[], int]) -> bool:
-        return not self._lack(missing())
 
     def _lack(self, needed: int) -> str:
         """Returns why the cache has no room for this many bytes: the bound, and all that counts against it; "" if it
@@ -200,7 +197,6 @@ Record = dict[str, list[int | str]]
 _PART_BYTES = 8 << 20
 # Number of parts of an object that are fetched at the same time; at most this many fetched parts are in memory.
 _NUM_PARTS = 4
-_CHUNK_BYTES = 1 << 20
 _DELTA = re.compile(rf"{DELTAS_FOLDER}/[0-9]+\.delta")
 _SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
 
@@ -333,7 +329,7 @@ class Fetch:
         path, step = self._staging / one.path, self._progress.of(one)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if path.exists() else "w+b") as file:
-            if _crc_of(file, 0, step.num_bytes) != step.crc:
+            if crc32c_in(file, 0, step.num_bytes) != step.crc:
                 # The file's bytes do not have the checksum that Progress recorded: the disk is damaged, or the object
                 # was replaced in the store meanwhile, and came back. It is fetched again from its start.
                 self.done_bytes -= step.num_bytes
@@ -437,17 +433,8 @@ def _verify(folder: Path, what: str) -> None:
 
 def _masked_of(path: Path, offset: int, nbytes: int) -> int:
     with path.open("rb") as file:
-        found = _crc_of(file, offset, nbytes)
+        found = crc32c_in(file, offset, nbytes)
     return 0 if found is None else masked(found)
-
-
-def _crc_of(file: IO[bytes], offset: int, nbytes: int) -> int | None:
-    found = 0
-    file.seek(offset)
-    while nbytes and (chunk := file.read(min(nbytes, _CHUNK_BYTES))):
-        found = crc32c_of(chunk, found)
-        nbytes -= len(chunk)
-    return None if nbytes else found
 
 
 def _check_path(path: str) -> None:

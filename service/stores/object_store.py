@@ -42,10 +42,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class StoreError(OSError):
-    """The error that a request to the object store failed.
-
-    text: one line on the reason, without secrets.
-    """
+    """The error that a request to the object store failed. text: one line on the reason, without secrets."""
 
     def __init__(self, number: int, text: str) -> None:
         super().__init__(number, text)

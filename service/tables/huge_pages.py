@@ -13,11 +13,8 @@ A chunk is 2 MB, at a multiple of 2 MB in the file and in memory. For each chunk
 
 A lookup in the chunk meanwhile waits until it is read, or reads small pages first; then the chunk is done again.
 
-Source: madvise(2), posix_fadvise(2), sync_file_range(2); mm/filemap.c, do_sync_mmap_readahead (Linux 6.18).
-
-Reads from Linux which pages of a memory map are huge, and which are in memory.
-
-Source: PAGEMAP_SCAN(2const), struct pm_scan_arg and PAGE_IS_HUGE of include/uapi/linux/fs.h (Linux 6.7); mincore(2).
+Source: madvise(2), posix_fadvise(2), sync_file_range(2); mm/filemap.c, do_sync_mmap_readahead (Linux 6.18); which pages
+of a map are huge or in memory: PAGEMAP_SCAN(2const), include/uapi/linux/fs.h (Linux 6.7); mincore(2).
 """
 
 from __future__ import annotations
@@ -33,7 +30,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -69,9 +65,7 @@ class PageTable:
     def __enter__(self) -> PageTable:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
     def huge_bytes(self, address: int, nbytes: int) -> int:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.errors import TableUnreachable, Unimplemented, id_out_of_range
+from service.errors import TableUnreachable, Unimplemented
 from service.remote.address import StoreAddress
 from service.remote.layout import TableLayout
-from service.tables.table import MappedTable
+from service.tables.table import MappedTable, check_ids
 from service.types import TABLE_DTYPES, Array, TableInfo, stored_columns
 from service.versions.neighbors import Nearest, RowSearch
 
@@ -49,7 +49,7 @@ class RemoteTable:
 
     def rows(self, ids: Array) -> Array:
         """Reads [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange, TableUnreachable."""
-        self._check(ids)
+        check_ids(ids, self.info.vocabulary_size)
         distinct, places = np.unique(ids, return_inverse=True)
         return self._small(distinct, None).rows(places)
 
@@ -69,14 +69,9 @@ class RemoteTable:
 
     def stored_rows(self, ids: Array) -> Array:
         """Reads [N, D] rows of [N] int64 ids in the table's stored dtype; raises the errors of rows()."""
-        self._check(ids)
+        check_ids(ids, self.info.vocabulary_size)
         distinct, places = np.unique(ids, return_inverse=True)
         return self._small(distinct, 0).stored_rows(places)
-
-    def _check(self, ids: Array) -> None:
-        bad = np.flatnonzero((ids < 0) | (ids >= self.info.vocabulary_size))
-        if bad.size:
-            raise id_out_of_range("ids", int(ids[bad[0]]), int(bad[0]), self.info.vocabulary_size)
 
     def _small(self, distinct: Array, default_row: int | None) -> MappedTable:
         columns = stored_columns(self.info.dtype, self.info.embedding_dim)

@@ -85,9 +85,9 @@ class Residency:
             if self.lock != "off":
                 self._lock(name, address, nbytes)
         if self.is_warmed:
-            _warm(hot_rows(artifact), tables, artifact)
+            _warm(hottest_rows(artifact), tables, artifact)
         if hot:
-            _warm(((name, np.unique(ids[ids >= 0])) for name, ids in hot.items()), tables, artifact)
+            _warm(hot.items(), tables, artifact)
 
     def _prefault(
         self, name: str, address: int, nbytes: int, clock: Callable[[], float], sleep: Callable[[float], None]
@@ -152,11 +152,10 @@ def _octets(address: int, nbytes: int) -> np.ndarray[Any, Any]:
 
 
 def _warm(hot: Iterable[tuple[str, Array]], tables: Mapping[str, MappedTable], artifact: Path) -> None:
-    """Reads the pages of hot rows into memory. hot: names of tables, each with its hot rows, ascending."""
     started_s = time.monotonic()
     num_rows = 0
-    for name, rows in hot:
-        table = tables.get(name)
+    for name, ids in hot:
+        table, rows = tables.get(name), np.unique(ids[ids >= 0])
         # If a row number in a list of hot rows is beyond the table, the whole list is skipped: it is probably of
         # another table with the same name.
         if table is None or not rows.size or rows[-1] >= table.info.vocabulary_size:
@@ -192,12 +191,6 @@ def _runs(starts: np.ndarray[Any, Any], row_bytes: int) -> Iterator[tuple[int, i
 STATISTICS_PATH = "assets.extra/statistics"
 # Largest file of a table's statistics that is read; it lists the ids that a training looks up most.
 _MAX_STATISTICS_BYTES = 64 << 20
-
-
-def hot_rows(artifact: Path) -> Iterator[tuple[str, Array]]:
-    """Yields the name of each table in the training's statistics, with its hot rows' ids: [n] int64, ascending."""
-    for name, ids in hottest_rows(artifact):
-        yield name, np.unique(ids)
 
 
 def hottest_rows(artifact: Path) -> Iterator[tuple[str, Array]]:

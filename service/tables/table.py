@@ -65,7 +65,7 @@ class MappedTable:
 
     def rows(self, ids: Array) -> Array:
         """Reads [N, D] rows of [N] int64 ids as float32; raises IdOutOfRange."""
-        self._check(ids)
+        check_ids(ids, self.info.vocabulary_size)
         if NATIVE_TABLES is None or self.info.dtype == "float64":
             scales = self.scales[ids][:, None] if self.scales.size else None
             return float32_rows(self.weights[ids], scales, self.info.dtype, self.info.embedding_dim)
@@ -119,16 +119,17 @@ class MappedTable:
 
         bfloat16 rows are uint16 if ml_dtypes is missing; int8 rows are not multiplied by their scales.
         """
-        self._check(ids)
+        check_ids(ids, self.info.vocabulary_size)
         found = self.weights[ids]
         if self.info.dtype == "bfloat16" and ml_dtypes is not None:
             return found.view(ml_dtypes.bfloat16)
         return found
 
-    def _check(self, ids: Array) -> None:
-        bad = np.flatnonzero((ids < 0) | (ids >= self.info.vocabulary_size))
-        if bad.size:
-            raise id_out_of_range("ids", int(ids[bad[0]]), int(bad[0]), self.info.vocabulary_size)
+
+def check_ids(ids: Array, size: int) -> None:
+    bad = np.flatnonzero((ids < 0) | (ids >= size))
+    if bad.size:
+        raise id_out_of_range("ids", int(ids[bad[0]]), int(bad[0]), size)
 
 
 def _within(ids: Array, begin: int, count: int) -> Array:

@@ -79,10 +79,7 @@ class _Vocabulary:
 
     def keys_of(self, ids: Array) -> Array:
         """Returns the keys (bytes or int) of ids, of the same shape; None for an id without a key."""
-        keys = np.empty(ids.size, object)
-        for place, row in enumerate(ids.reshape(-1).tolist()):
-            keys[place] = self.key_of(row)
-        return keys.reshape(ids.shape)
+        return np.array([self.key_of(row) for row in ids.reshape(-1).tolist()], object).reshape(ids.shape)
 
     def _key(self, line: int) -> Any:
         raise NotImplementedError

@@ -105,7 +105,6 @@ class Deltas(Protocol):
           DeltaRefused: rows of this version can not be changed.
           JournalUnavailable: the upsert could not be put on disk; nothing was changed.
         """
-        ...
 
     def origin(self, table: str, row: int) -> RowOrigin | None: ...
 

@@ -32,12 +32,10 @@ class VersionArrival(Protocol):
     """
 
     @property
-    def folder(self) -> Path:
-        """The local folder that holds, or will hold, the version's files."""
+    def folder(self) -> Path: ...
 
     @property
-    def seen(self) -> Fingerprint:
-        """Fingerprint of the version's folder when it was last read."""
+    def seen(self) -> Fingerprint: ...
 
     def is_complete(self) -> bool:
         """Says whether all files of the version are in its folder; raises ServiceError if they can not be fetched."""
@@ -79,11 +77,7 @@ OpenStore = Callable[[str, str, Callable[[], None]], VersionSource]
 
 
 class Folder:
-    """The version source of a mounted folder, which the server only reads.
-
-    Args:
-      settle_s, clock, wall_clock: as in Arrival.
-    """
+    """The version source of a mounted folder, which the server only reads. Its arguments are those of Arrival."""
 
     def __init__(
         self, base_path: str, settle_s: float, clock: Callable[[], float], wall_clock: Callable[[], float]
@@ -133,7 +127,6 @@ class LoadRules:
     look_timeout_s: the time after which a scan of a folder is given up.
     on_look: called after each scan of a folder with the versions of a model that have a folder or are loaded; None: the
       model's folder could not be read. Must not raise.
-    open_store: opens the source of a base path in an object store; None: all base paths are folders.
     on_list: called with a list of models before the first load that follows it, and with the list before if a reload is
       refused. Must not raise.
     reloads_replaced: a served version is loaded again when other files lie under its number.

@@ -282,7 +282,6 @@ def unreadable(base_path: str, error: OSError) -> str:
 
 
 def unserved(base_path: str, found: Collection[int]) -> str:
-    """Returns one line that says why a base path, which can be listed, has no version that the model's policy wants."""
     if found:
         there = listed([str(version) for version in sorted(found)])
         return f"none of the versions in model_version_policy is in {base_path}, which has {there}"

@@ -136,17 +136,14 @@ class RowIndex(Protocol):
 
     def candidates(self, queries: Array) -> Sequence[Array]:
         """Returns, for each of [Q, D] float32 queries, the int64 ids of rows that may be nearest to it, ascending."""
-        ...
 
     def widened(self, rank: int) -> RowIndex | None:
         """Returns an index for searches of the `rank` nearest rows; None if such a search compares all rows."""
-        ...
 
 
 class SearchedTable(Table, Protocol):
     def changed_rows(self) -> Array:
         """Returns the [N] int64 ids, ascending, of rows that deltas have changed since the version was loaded."""
-        ...
 
     def nearest(self, search: RowSearch) -> Nearest:
         """Returns the nearest rows of each query.
@@ -155,7 +152,6 @@ class SearchedTable(Table, Protocol):
           DeadlineExceeded: the search took too long.
           Unimplemented: this kind of table can not be searched.
         """
-        ...
 
 
 class TableKeys(Protocol):
@@ -168,8 +164,6 @@ class TableKeys(Protocol):
           InputMismatch: the feature has no vocabulary, or keys of another dtype.
           IdOutOfRange: a key is not in the vocabulary.
         """
-        ...
 
     def keys_of(self, ids: Array, feature: str) -> Array | None:
         """Returns the keys of ids of any shape, as NeighborAnswer.keys; raises InputMismatch for an unknown feature."""
-        ...

@@ -149,7 +149,7 @@ class ModelWatcher:
                 del self._damaged[version]
         whole = {version: path for version, path in found.items() if version not in self._damaged}
         wanted = wanted_versions(config.policy, whole) if config else []
-        self._note_problem(config, found, wanted)
+        self._set_problem("" if config is None or wanted else self._folder.source.unserved(found))
         self._forget(found, wanted)
         self._announce(*(v for v in wanted if v not in self._loaded and v not in self._failures))
         instead = self._instead(config, whole, wanted)
@@ -264,12 +264,6 @@ class ModelWatcher:
         # True if a new configuration came, or the watcher is to stop, since the scan began. After a new configuration,
         # the poller scans the folder again.
         return self._config is not config or self._is_stopped
-
-    def _note_problem(self, config: ModelConfig | None, found: Mapping[int, Path], wanted: list[int]) -> None:
-        if config is None or wanted:
-            self._set_problem("")
-        else:
-            self._set_problem(self._folder.source.unserved(found))
 
     def _set_problem(self, problem: str) -> None:
         if problem != self._problem:

@@ -6,7 +6,6 @@ import operator
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from service.artifact.row_labels import NO_LABELS, RowLabels
@@ -44,7 +43,6 @@ class Files(Protocol):
 
     def look(self) -> str:
         """Checks the mapped table files for damage; returns one line that describes the damage, "" if none is found."""
-        ...
 
     def close(self) -> None: ...
 
@@ -74,18 +72,15 @@ class NativeServable(Protocol):
         Args:
           method: the method of TensorFlow Serving's PredictionService to which the request belongs.
         """
-        ...
 
     def run(self, signature: str, inputs: Tensors, outputs: tuple[str, ...] = ()) -> dict[str, Array]:
         """Runs a signature as answer() does; returns the named outputs, by default all. Raises ServiceError."""
-        ...
 
     @property
     def num_holders(self) -> int: ...
 
     def forget_counts(self) -> None:
         """Forgets what was counted and sampled so far; to be called before clients' requests come."""
-        ...
 
     def table_counts(self) -> Mapping[str, TableCounts]: ...
 
@@ -93,14 +88,12 @@ class NativeServable(Protocol):
 
     def hot_rows(self, table: str, most: int) -> SampledRows | None:
         """Returns the hottest rows of a table; None if the native core does not sample the table's ids."""
-        ...
 
     def on_tables(self, tables: Mapping[str, Any]) -> NativeServable:
         """Returns a compiled servable with the same signatures that reads other tables of the same names and shapes.
 
         Both servables add to the same counts of reads.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +239,7 @@ class Holder:
     def __enter__(self) -> Servable:
         return self.servable
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._leases.pop()
 
     def acquire(self) -> bool:

@@ -38,15 +38,11 @@ _NICENESS_OF_LOADS = 3
 
 
 def low_priority_thread(name: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_be_nice)
+    return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_be_nicer_than_main, initargs=(_NICENESS,))
 
 
 def lower_priority_of_loads() -> None:
     _be_nicer_than_main(_NICENESS_OF_LOADS)
-
-
-def _be_nice() -> None:
-    _be_nicer_than_main(_NICENESS)
 
 
 def _be_nicer_than_main(by: int) -> None:

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from service.control.table_view import FoundRow, Key, Names, Page, Projection, Row
+from service.control.table_view import Projection
 from service.errors import MalformedPayload, PayloadTooLarge
 from service.types import Array, TableInfo
-from service.versions.deltas import Upsert, UpsertReceipt
+from service.versions.deltas import Upsert
 from service.versions.neighbors import (
     DEFAULT_K,
     DEFAULT_METRIC,
@@ -133,9 +133,8 @@ def key_list(name: str, value: Any) -> Array:
     if not _flat(name, value) or type(value[0]) is int:
         return id_list(name, value)
     _check_elements(f'"{name}"', value, {str, dict}, 'a string or {"b64": "..."}, or an integer as all keys')
-    keys = np.empty(len(value), object)
-    keys[:] = [key.encode() if type(key) is str else _from_base64(name, at, key) for at, key in enumerate(value)]
-    return keys
+    keys = (key.encode() if type(key) is str else _from_base64(name, at, key) for at, key in enumerate(value))
+    return np.array([*keys], object)
 
 
 def row_list(name: str, value: Any) -> Array:
@@ -157,8 +156,15 @@ def row_list(name: str, value: Any) -> Array:
 
 
 def dump_plain(document: Any) -> bytes:
-    """Writes dicts, lists and C-contiguous arrays of numbers as JSON; null for NaN and infinity."""
-    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    """Writes dicts, lists, named tuples and C-contiguous arrays of numbers as JSON; null for NaN and infinity.
+
+    In bytes, what is no UTF-8 is replaced.
+    """
+    return orjson.dumps(document, _plain, orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _plain(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value._asdict()
 
 
 def _refuse_equal_keys(body: bytes) -> None:
@@ -294,20 +300,6 @@ def encode_tables(tables: list[TableInfo]) -> bytes:
     return dump_plain({"tables": tables})
 
 
-def encode_page(page: Page) -> bytes:
-    """Encodes a page of a table: {"version", "start", "total", "keys", "labels", "norms"}; keys may be empty."""
-    return dump_plain(page._asdict() | {"keys": [_text(key) for key in page.keys]})
-
-
-def encode_row(row: Row) -> bytes:
-    """Encodes one row of a table as JSON; the field delta is null for a row that is as the version was saved."""
-    document = row._asdict()
-    origin = document.pop("origin")
-    document["keys"] = {feature: _text(key) for feature, key in row.keys.items()}
-    document["delta"] = None if origin is None else {"sequence": origin.sequence, "time_s": origin.time_s}
-    return dump_plain(document)
-
-
 def encode_projection(projection: Projection, version: int, total: int) -> bytes:
     """Encodes a 2-D map of a table's rows; the coordinates are scaled so that the largest one is 1 or -1."""
     largest = float(np.abs(projection.places).max(initial=0.0)) or 1.0
@@ -329,21 +321,6 @@ def encode_drift(cosines: Array, version: int, older: int, *, is_aligned: bool) 
     """Encodes {"version", "from", "is_aligned", "values"}; values: per row on a 2-D map, 1 - cosine to its old row."""
     values = np.round(1 - cosines, _PLACE_DECIMALS).astype(np.float32)
     return dump_plain({"version": version, "from": older, "is_aligned": is_aligned, "values": values})
-
-
-def encode_names(names: Names, version: int) -> bytes:
-    """Encodes {"version", "keys", "labels"}: the names of each row on a table's 2-D map, null for a row without one."""
-    keys = {feature: [_text(key) for key in of_feature] for feature, of_feature in names.keys.items()}
-    return dump_plain({"version": version, "keys": keys, "labels": names.labels})
-
-
-def encode_found(found: list[FoundRow]) -> bytes:
-    """Encodes {"rows": [{"id", "label", "by"}, ...]}; the label is null for a row without one."""
-    return dump_plain({"rows": [row._asdict() for row in found]})
-
-
-def _text(key: Key | None) -> str | int | None:
-    return key.decode("utf-8", "replace") if isinstance(key, bytes) else key
 
 
 _UPSERT_KEYS = frozenset({"ids", "keys", "feature", "rows", "force"})
@@ -371,8 +348,3 @@ def decode_upsert(body: bytes) -> Upsert:
     if name == "ids":
         return Upsert(rows, ids=named, feature=feature, is_forced=is_forced)
     return Upsert(rows, keys=named, feature=feature, is_forced=is_forced)
-
-
-def encode_receipt(receipt: UpsertReceipt) -> bytes:
-    """Encodes the answer to an upsert: number of rows, sequence number, and whether lookups return the rows already."""
-    return orjson.dumps(receipt._asdict())

@@ -98,10 +98,8 @@ def encode_answer(answer: NeighborAnswer, output_filter: tuple[str, ...] = ()) -
 
 
 def _texts(names: Sequence[bytes | str | int | None]) -> Array:
-    texts = np.empty(len(names), object)
-    for place, name in enumerate(names):
-        texts[place] = b"" if name is None else name if isinstance(name, bytes) else str(name).encode()
-    return texts
+    texts = (b"" if name is None else name if isinstance(name, bytes) else str(name).encode() for name in names)
+    return np.array([*texts], object)
 
 
 def _checked(name: str, array: Array) -> Array:

@@ -52,6 +52,9 @@ _PACKAGE = "embedding-server"
 _PLATFORM = "tensorflow_savedmodel"
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters")
 _MAX_VERSION = 2**63 - 1
+# Error texts for Triton's methods that this server lacks.
+NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
+NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."
 _STATES: Mapping[State, str] = {
     State.UNKNOWN: "UNAVAILABLE",
     State.START: "LOADING",
@@ -137,7 +140,7 @@ def repository_index(
                 "name": name,
                 "version": str(s.version),
                 "state": _STATES[s.state],
-                "reason": _reason(s),
+                "reason": s.message or ("unloaded" if s.state is State.END else ""),
             }
             for s in versions
         ]
@@ -148,10 +151,6 @@ def repository_index(
 
 def encode_document(full_name: str, document: Document) -> bytes:
     return bytes(message_class(full_name)(**document).SerializeToString())
-
-
-def _reason(status: VersionStatus) -> str:
-    return status.message or ("unloaded" if status.state is State.END else "")
 
 
 def _tensor(tensor: TensorSpec) -> Document:

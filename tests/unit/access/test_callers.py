@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.access.access import DEFAULT_OPEN, AuthConfigError, AuthFile, read_auth_config
+from service.access.access import (
+    DEFAULT_OPEN,
+    OPEN,
+    RIGHT_OF,
+    AuthConfigError,
+    AuthFile,
+    GuardedEngine,
+    read_auth_config,
+)
 from service.access.callers import RIGHTS, Caller, Callers, Grant, Right, Rule
-from service.access.guarded_engine import OPEN, RIGHT_OF, GuardedEngine
 from service.control.engine import Engine
 from service.control.request_context import Call
 from service.errors import ModelNotFound, PermissionDenied, ServiceError, Unauthenticated

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from service.control.engine import Engine
-from service.http.oip_routes import read_only_ready
+from service.http.model_routes import read_only_ready
 from service.http.routing import RawRoute, in_the_core
 from service.types import Array, SignatureSpec, TensorSpec
 from service.versions.registry import Registry

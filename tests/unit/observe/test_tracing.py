@@ -19,7 +19,7 @@ from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import otlp_protocol
 from service.errors import ArtifactError, BackendFailure, InvalidRequest
 from service.observe.otel import DrawnIds, HttpSpans, Spans
-from service.observe.tracing import start_tracing
+from service.process.app import start_tracing
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from service.errors import ArtifactError
 from service.tables import residency
-from service.tables.residency import STATISTICS_PATH, Residency, hot_rows
+from service.tables.residency import STATISTICS_PATH, Residency, hottest_rows
 from service.tables.table import MappedTable
 from service.types import TableInfo
 
@@ -195,10 +195,10 @@ def test_damaged_statistics_are_left_out_and_logged(tmp_path: Path, caplog: pyte
         ["{", "[]", '{"table": 1}', '{"table": {"name": "a"}, "counts": {"ids": [1e400, 2]}}', "\xff"]
     ):
         (folder / f"lookup_statistics_bad{i}.json").write_bytes(text.encode("latin-1"))
-    found = list(hot_rows(tmp_path))
-    assert [(name, ids.tolist()) for name, ids in found] == [("film", [3, 7])]
+    found = list(hottest_rows(tmp_path))
+    assert [(name, ids.tolist()) for name, ids in found] == [("film", [3, 3, 7])]
     assert len(caplog.records) == 5
 
 
 def test_an_artifact_without_statistics_has_no_hot_rows(tmp_path: Path) -> None:
-    assert list(hot_rows(tmp_path)) == []
+    assert list(hottest_rows(tmp_path)) == []

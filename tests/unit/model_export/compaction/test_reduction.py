@@ -22,7 +22,7 @@ from model_export.export_model import export
 from model_export.graphs.reduced_table import widened
 from model_export.parity.integrity import integrity_faults
 from model_export.report.build import build_report
-from model_export.report.text import to_text
+from model_export.report.rendering import to_text
 from service.artifact.bundle import read_bundle
 from service.artifact.manifest import Manifest
 from service.artifact.stored_tables import rounded

@@ -43,11 +43,11 @@ from tests.unit.model_export.late import Late, late
 
 with late():
     from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-    from model_export.estimator import session_training
-    from model_export.estimator.cross_shard_optimizer import unwrapped
+    from model_export.estimator import sessions
     from model_export.estimator.embedding_tables import TableRecorder, ids_and_splits, looked_up_ids, lookup_spec
     from model_export.estimator.estimator import EmbeddingEstimator
     from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
+    from model_export.estimator.model_graph import unwrapped
     from model_export.estimator.run_config import RunConfig, TPUConfig
     from model_export.estimator.training_processes import OneProcess
 
@@ -152,7 +152,7 @@ def in_parts() -> type[OneProcess]:
 
 def trained(estimator: EmbeddingEstimator, processes: type[OneProcess]) -> EmbeddingEstimator:
     """Trains an estimator's model for three steps in a simulated process; returns the estimator."""
-    session_training.train(
+    sessions.train(
         estimator.model,
         input_fn,
         model_dir=estimator.model_dir,

@@ -37,7 +37,7 @@ with late():
     from model_export.estimator.estimator import EmbeddingEstimator
     from model_export.estimator.estimator_spec import EstimatorSpec, ExportSavedModelApiVersion, ModeKeys, PredictOutput
     from model_export.estimator.run_config import InputPipelineConfig, RunConfig, TPUConfig
-    from model_export.estimator.session_training import StepRateHook, features_and_labels
+    from model_export.estimator.sessions import StepRateHook, features_and_labels
 
 pytestmark = pytest.mark.tf
 

@@ -55,7 +55,7 @@ def manifest_of(artifact: Path) -> Manifest:
 
 @pytest.mark.skipif(NATIVE_TABLES is None, reason="without the native core, no lookups are cut out of graphs")
 def test_cut_predictions_and_gathered_rows_agree_at_edges(tf: Any, tmp_path: Path) -> None:
-    from model_export.report.text import agreement_words, verification_text
+    from model_export.report.rendering import agreement_words, verification_text
 
     artifact = saved(tf, tmp_path / "1", lambda ids: ids)
     report = check_parity(artifact, manifest_of(artifact))

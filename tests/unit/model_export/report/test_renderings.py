@@ -35,10 +35,9 @@ from model_export.report.document import (
     find_statistics,
     first_ids,
 )
-from model_export.report.html import to_html
 from model_export.report.page import data
+from model_export.report.rendering import WIDTH, to_html, to_text, verification_text
 from model_export.report.sections import bytes_words, lookup_words, signature_words, tensor_words, vocabulary_words
-from model_export.report.text import WIDTH, to_text, verification_text
 from model_export.row_names import LabelFile
 from model_export.statistics.files import add_to_file
 from model_export.statistics.table_health import Rows

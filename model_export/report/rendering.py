@@ -1,13 +1,20 @@
-"""Renders a report as plain text for a terminal, at most 100 columns wide, with the findings first."""
+"""Renders a report as plain text for a terminal, at most 100 columns wide, or as one HTML page; findings come first.
+
+The page has inline pictures, needs no network, and suits light and dark screens. All text from an artifact is escaped.
+The page's Content-Security-Policy forbids loading, and all scripts except pictures.js of this program, with which a
+reader zooms pictures and sees the nearest rows.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from model_export.parity.comparison import ParityReport
 from model_export.report.document import ArtifactReport
+from model_export.report.page import details, escape, figure, page, section, table
 from model_export.report.sections import (
     Block,
     Figure,
@@ -17,6 +24,7 @@ from model_export.report.sections import (
     Table,
     agreement_words,
     bytes_words,
+    is_drawn,
     parity_blocks,
     sections,
 )
@@ -38,8 +46,8 @@ def to_text(report: ArtifactReport) -> str:
 
 def sections_text(heads: Iterable[str], parts: Iterable[Section]) -> str:
     lines = [line for head in heads for line in _wrap(head, "")]
-    for section in parts:
-        lines += ["", *_wrap(section.title, ""), *_blocks(section.blocks, "  ")]
+    for part in parts:
+        lines += ["", *_wrap(part.title, ""), *_blocks(part.blocks, "  ")]
     return _printed(lines)
 
 
@@ -86,3 +94,44 @@ def _wrap(text: str, indent: str) -> list[str]:
 def _printed(lines: Iterable[str]) -> str:
     shown = ("".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in line) for line in lines)
     return "".join(f"{line}\n" for line in shown)
+
+
+def to_html(report: ArtifactReport) -> str:
+    files = Table(("file", "bytes"), [[name, f"{size:,}"] for name, size in report.files.items()], "lr")
+    parts = [*sections(report), Section("Files", [Group(f"{len(report.files)} files", [files])])]
+    name = "/".join(Path(report.folder).parts[-2:])
+    tables = "tables" if report.has_manifest else "2-D variables"
+    summary = (
+        f"{len(report.tables)} {tables}, {len(report.features)} features, "
+        f"{sum(len(graph.signatures) for graph in report.meta_graphs)} signatures, {bytes_words(report.nbytes)}"
+    )
+    return sections_page(name, summary, parts, has_pictures_of_rows=any(map(is_drawn, report.tables)))
+
+
+def sections_page(title: str, summary: str, parts: Iterable[Section], *, has_pictures_of_rows: bool = False) -> str:
+    shown = [section(part.title, _html_blocks(part.blocks)) for part in parts]
+    return page(title, summary, shown, has_pictures_of_rows=has_pictures_of_rows)
+
+
+def _html_blocks(blocks: Iterable[Block]) -> str:
+    # Pictures that follow one another stand side by side.
+    parts = []
+    for are_figures, some in groupby(blocks, lambda block: isinstance(block, Figure)):
+        drawn = "".join(map(_html_block, some))
+        parts.append(f'<div class="figures">{drawn}</div>' if are_figures else drawn)
+    return "".join(parts)
+
+
+def _html_block(block: Block) -> str:
+    match block:
+        case Lines(lines, "good"):
+            return "".join(f'<p class="good">{escape(line)}</p>' for line in lines)
+        case Lines(lines, kind):
+            items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+            return f'<ul class="{kind or "note"}">{items}</ul>' if items else ""
+        case Table(heads, rows, align):
+            return table(heads, rows, align)
+        case Figure(title, caption, draw):
+            return figure(title, caption, draw(), is_wide=block.is_wide, kind=block.kind)
+        case Group(title, parts):
+            return details(title, _html_blocks(parts))
