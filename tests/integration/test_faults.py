@@ -32,7 +32,7 @@ from tests.integration.limited import LOOKUP, limited, lookup, used_while_idle_s
 from tests.integration.process import PACE_S, PATIENCE_S, ServerProcess, stopped, until
 from tests.integration.raw_http import BODY, connect, post, rest, status
 from tests.integration.silent import small_disk
-from tests.integration.steady_clients import FEATURES, SteadyClients
+from tests.integration.steady_clients import ANSWER, FEATURES, SteadyClients
 from tests.integration.test_deltas import change, metrics
 from tests.integration.test_reload import versions
 from tests.toy_model import MANIFEST, SHARD, TAG_STRINGS, write_toy_model
@@ -238,7 +238,6 @@ def test_a_slow_verification_holds_up_no_request_and_no_end(serve: Serve, base: 
 
 
 URL = "/v1/models/default:lookup"
-ANSWER = {"user": [[3, 30]], "tags_sum": [[6, 14, 3]]}
 
 
 class Persistent:
