@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -64,6 +65,11 @@ class SteadyClients:
         except grpc.RpcError as error:
             return error.code().name
         return {name: array.tolist() for name, array in outputs.items()}
+
+    def unexpected(self, *codes: str) -> list[str]:
+        """Returns the outcomes that are no answer, none of these codes, and no connection that broke or was refused."""
+        found = [one for one in self.counts if isinstance(one, str) and one not in codes]
+        return [one for one in found if not re.match("(Connect|Read|Write|RemoteProtocol)Error: ", one)]
 
     def __enter__(self) -> SteadyClients:
         for thread in self._threads:
