@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 PREDICT_METHOD = "/tensorflow.serving.PredictionService/Predict"
 INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
-DT_FLOAT, DT_STRING, DT_INT64 = 1, 7, 9
+DT_STRING, DT_INT64 = 7, 9
 
 
 # protobuf makes a message class at its first use; without the lock, two threads could get different classes for one

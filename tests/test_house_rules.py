@@ -359,7 +359,7 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/foreign/children.py": {"model_export"},
     "loadtest/bench/models.py": {"model_export", "tests.toy_model"},
     # This load test writes the attacked table without TensorFlow.
-    "loadtest/attacks/targets.py": {"tests.toy_model"},
+    "loadtest/attacks/targets.py": {"tests.toy_described"},
     # This load test writes versions, starts nodes and pushes tables with the code of the tests of remote tables.
     "loadtest/cluster_faults.py": {"model_export.remote.push", "service.remote.address", "tests"},
     # This load test uses the object stores of the tests, and the tests' proxy that breaks their answers.

@@ -15,7 +15,6 @@ of `half`, `brain` and `double` (V=3, D=2) are [i, i / 4] in float16, bfloat16 a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from tests.toy_model import MANIFEST, SHARD, TensorInfo, saved_model, stored_numbers, variable_name, write_bundle
+from tests.toy_model import (
+    TensorInfo,
+    saved_model,
+    stored_numbers,
+    table_entry,
+    variable_name,
+    write_bundle,
+    write_manifest,
+)
 
 _FLOAT, _DOUBLE, _STRING, _INT64, _BFLOAT16, _HALF = 1, 2, 7, 9, 14, 19
 WORDS = ("red", "grün", "blue")
@@ -178,15 +185,7 @@ def write_lookup_model(
     manifest = {
         "format_version": 4,
         "tables": {
-            name: {
-                "variable": variable_name(name),
-                "vocabulary_size": table.shape[0],
-                "embedding_dim": table.shape[1],
-                "dtype": dtypes.get(name, "float32"),
-                "file": SHARD.as_posix(),
-                **entries[variable_name(name)],
-            }
-            for name, table in tables.items()
+            name: table_entry(name, table.shape, entries, dtypes.get(name, "float32")) for name, table in tables.items()
         },
         "vocabularies": {name: {"file": "assets/words.txt", **fields} for name, fields in words.items()},
         "features": {
@@ -204,10 +203,7 @@ def write_lookup_model(
             for signature, of_signature in features.items()
         },
     }
-    manifest["files"] = {
-        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    write_manifest(folder, manifest)
     return folder
 
 

@@ -109,14 +109,27 @@ def write_toy_model(
     entries = write_bundle(folder / "variables" / "variables", tensors, dtypes=half)
     (folder / "assets" / "tag.txt").write_text("".join(f"{string}\n" for string in TAG_STRINGS))
     (folder / "saved_model.pb").write_bytes(saved_model(toy_signatures(), optional="__weights"))
-    manifest = toy_manifest(entries, dtype)
-    manifest["files"] = {
-        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
-    }
+    write_manifest(folder, toy_manifest(entries, dtype))
     if edit_manifest is not None:
-        edit_manifest(manifest)
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+        rewrite_manifest(folder, edit_manifest)
     return folder
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes the manifest of a version folder, and lists all other files of the folder in it."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+    (folder / MANIFEST).write_text(json.dumps({**manifest, "files": files}))
+
+
+def table_entry(
+    name: str, shape: tuple[int, ...], entries: Mapping[str, Mapping[str, int]], dtype: str = "float32"
+) -> dict[str, Any]:
+    """Returns a table's entry in the manifest; entries: the result of write_bundle()."""
+    found = {"variable": variable_name(name), "vocabulary_size": shape[0], "embedding_dim": shape[1], "dtype": dtype}
+    scale = variable_name(name, "scales")
+    more = {"scale": {"variable": scale, "file": SHARD.as_posix(), **entries[scale]}} if scale in entries else {}
+    return {**found, "file": SHARD.as_posix(), **entries[variable_name(name)], **more}
 
 
 def add_filler(folder: Path, num_bytes: int) -> Path:
@@ -169,18 +182,7 @@ def toy_manifest(entries: Mapping[str, Mapping[str, int]], dtype: str = "float32
     }
     return {
         "format_version": {"float32": 1, "int4": 4}.get(dtype, 3),
-        "tables": {
-            name: {
-                "variable": variable_name(name),
-                "vocabulary_size": table.shape[0],
-                "embedding_dim": table.shape[1],
-                "dtype": dtype,
-                "file": SHARD.as_posix(),
-                **entries[variable_name(name)],
-                **({"scale": _scale(name, entries)} if dtype in ("int8", "int4") else {}),
-            }
-            for name, table in toy_tables().items()
-        },
+        "tables": {name: table_entry(name, table.shape, entries, dtype) for name, table in toy_tables().items()},
         "vocabularies": {"tag": {"file": "assets/tag.txt", "size": len(TAG_STRINGS), "first_id": 1, "oov_id": 0}},
         "features": {"user": {"table": "user"}} | {name: {"table": "tag", "vocabulary": "tag"} for name in COMBINERS},
         "signatures": {
@@ -197,11 +199,6 @@ def toy_manifest(entries: Mapping[str, Mapping[str, int]], dtype: str = "float32
             },
         },
     }
-
-
-def _scale(table: str, entries: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    name = variable_name(table, "scales")
-    return {"variable": name, "file": SHARD.as_posix(), **entries[name]}
 
 
 def _ragged(feature: str) -> dict[str, str]:

@@ -28,13 +28,12 @@ serving_default is a predict of drop_negative, words, codes and code.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.toy_model import MANIFEST, TensorInfo, saved_model, variable_name, write_bundle
+from tests.toy_model import TensorInfo, saved_model, table_entry, variable_name, write_bundle, write_manifest
 
 WORDS = ("red", "grün", "blue")
 CODES = (100, -5, 7)
@@ -89,24 +88,14 @@ def write_policy_model(folder: Path) -> Path:
         (folder / name).mkdir(parents=True, exist_ok=True)
     tables = {}
     for name, prefix in (("tag", Path("variables/variables")), ("item", TABLES_PREFIX)):
-        table, variable = policy_tables()[name], variable_name(name)
-        (entry,) = write_bundle(folder / prefix, {variable: table}, is_compressed=name == "item").values()
-        tables[name] = {
-            "variable": variable,
-            "vocabulary_size": table.shape[0],
-            "embedding_dim": table.shape[1],
-            "dtype": "float32",
-            "file": f"{prefix.as_posix()}.data-00000-of-00001",
-            **entry,
-        }
+        table = policy_tables()[name]
+        entries = write_bundle(folder / prefix, {variable_name(name): table}, is_compressed=name == "item")
+        file = f"{prefix.as_posix()}.data-00000-of-00001"
+        tables[name] = table_entry(name, table.shape, entries) | {"file": file}
     (folder / "assets" / "words.txt").write_text("".join(f"{word}\n" for word in WORDS))
     (folder / "assets" / "codes.txt").write_text("".join(f"{code}\n" for code in CODES))
     (folder / "saved_model.pb").write_bytes(saved_model(_signatures()))
-    manifest = _manifest(tables)
-    manifest["files"] = {
-        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    write_manifest(folder, _manifest(tables))
     return folder
 
 

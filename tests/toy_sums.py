@@ -7,21 +7,20 @@ three more with max_norm.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.toy_model import (
-    MANIFEST,
-    SHARD,
     TensorInfo,
     int4_steps,
     saved_model,
     stored_numbers,
+    table_entry,
     variable_name,
     write_bundle,
+    write_manifest,
 )
 
 VOCABULARY_SIZE, DIM = 50, 21
@@ -68,26 +67,15 @@ def write_sums_model(folder: Path) -> Path:
     kinds = {variable_name("numbers_bfloat16"): "bfloat16"}
     entries = write_bundle(folder / "variables" / "variables", stored, dtypes=kinds)
     (folder / "saved_model.pb").write_bytes(saved_model({dtype: _signature(dtype) for dtype in DTYPES}))
-    tables = {}
-    for dtype in DTYPES:
-        name = f"numbers_{dtype}"
-        tables[name] = {
-            "variable": variable_name(name),
-            "vocabulary_size": VOCABULARY_SIZE,
-            "embedding_dim": DIM,
-            "dtype": dtype,
-            "file": SHARD.as_posix(),
-            **entries[variable_name(name)],
-        }
-        if (scale := variable_name(name, "scales")) in entries:
-            tables[name]["scale"] = {"variable": scale, "file": SHARD.as_posix(), **entries[scale]}
+    names = {f"numbers_{dtype}": dtype for dtype in DTYPES}
+    tables = {name: table_entry(name, (VOCABULARY_SIZE, DIM), entries, dtype) for name, dtype in names.items()}
     manifest = {
         "format_version": 4,
         "tables": tables,
         "features": {name: {"table": f"numbers_{dtype}"} for dtype in DTYPES for name in features(dtype)},
         "signatures": {dtype: {"kind": "lookup", "device": "cpu", "features": features(dtype)} for dtype in DTYPES},
     }
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    write_manifest(folder, manifest)
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import multiprocessing
 import os
 import socket
@@ -99,7 +100,7 @@ class _Client:
         try:
             sock = self._sock or self._open()
             got = self._http2(sock) if self._target.wire == "http2" else self._http1(sock)
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             self._close()
             return f"{type(error).__name__}: {error}"
         self._answered_s = time.monotonic()
@@ -139,25 +140,14 @@ class _Client:
     def _http1(self, sock: socket.socket) -> bytes:
         target = self._target
         sock.sendall(target.whole() if target.body else target.get(target.path))
-        data = b""
-        while b"\r\n\r\n" not in data:
-            data += _some(sock)
-        head, _, body = data.partition(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200"):
-            raise ConnectionError(head.partition(b"\r\n")[0].decode())
-        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        while len(body) < length:
-            body += _some(sock)
-        if b"connection: close" in head.lower():
+        response = http.client.HTTPResponse(sock)
+        response.begin()
+        body = response.read()
+        if response.status != 200:
+            raise ConnectionError(f"HTTP {response.status}")
+        if response.will_close:
             self._close()
         return body
-
-
-def _some(sock: socket.socket) -> bytes:
-    data = sock.recv(1 << 16)
-    if not data:
-        raise ConnectionError("closed")
-    return data
 
 
 def _be_victim(target: Target, pipe: Connection) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 
 from loadtest.attacks import frames
 from loadtest.live_server import LiveServer, client_context, server_flags, write_ssl_config
-from loadtest.wire import DT_FLOAT, DT_INT64, PREDICT_METHOD, framed, message_classes, predict_request
-from tests.toy_model import MANIFEST, SHARD, saved_model, write_bundle
+from loadtest.wire import PREDICT_METHOD, framed, message_classes, predict_request
+from tests.toy_described import write_lookup_model
 
 Wire = Literal["http2", "http1"]
 _CONNECT_S = 5.0
@@ -183,22 +183,8 @@ def write_callers(folder: Path) -> Path:
 
 def write_version(folder: Path) -> None:
     """Writes a version folder with one table, and the signature `lookup` of its feature."""
-    for name in ("variables", "assets.extra"):
-        (folder / name).mkdir(parents=True)
-    entries = write_bundle(folder / "variables" / "variables", {_FEATURE: np.ones((ROWS, DIM), np.float32)})
-    signature = ({_FEATURE: (DT_INT64, (-1,))}, {_FEATURE: (DT_FLOAT, (-1, DIM))})
-    (folder / "saved_model.pb").write_bytes(saved_model({"lookup": signature}))
-    table = {"variable": _FEATURE, "vocabulary_size": ROWS, "embedding_dim": DIM, "dtype": "float32"}
-    feature = {"ids": _FEATURE, "output": _FEATURE}
-    manifest = {
-        "format_version": 1,
-        "tables": {_FEATURE: table | {"file": SHARD.as_posix()} | entries[_FEATURE]},
-        "vocabularies": {},
-        "features": {_FEATURE: {"table": _FEATURE}},
-        "signatures": {"lookup": {"kind": "lookup", "device": "cpu", "features": {_FEATURE: feature}}},
-        "files": {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()},
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    features = {"lookup": {_FEATURE: (_FEATURE, {"ids": _FEATURE, "output": _FEATURE})}}
+    write_lookup_model(folder, {_FEATURE: np.ones((ROWS, DIM), np.float32)}, features)
 
 
 def _message(model: str, feature: str, ids: list[int]) -> bytes:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from loadtest.bench import report
 from loadtest.bench.cases import cases, models_of
-from loadtest.bench.models import ADOPTED, SIZES, WHOLE, prepared
-from loadtest.bench.rounds import Measured, Options, Place, can_run, measure, write_answers
+from loadtest.bench.models import SIZES, prepared
+from loadtest.bench.rounds import Measured, Options, can_run, measure, write_answers
 from loadtest.bench.start import measure_starts
-from loadtest.bench.workloads import Data, ForeignData
+from loadtest.bench.workloads import Data
 from loadtest.live_server import ROOT
 
 START = "start/10GB"
@@ -47,17 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
     measured: list[Measured] = []
     if wanted:
         _say("preparing the models ...")
-        places = {False: Place(folder, data)}
-        if own := [case for case in wanted if not case.is_foreign]:
-            prepared(folder / "models", size, models_of(own))
-            write_answers(folder / "answers", data)
-        if any(case.is_foreign for case in wanted):
-            foreign = "quick" if options.quick and not options.tiny else size
-            prepared(options.folder / foreign / "models", foreign, (WHOLE, ADOPTED))
-            places[True] = Place(options.folder / foreign, ForeignData(SIZES[foreign]))
+        prepared(folder / "models", size, models_of(wanted))
+        write_answers(folder / "answers", data)
         how = Options(rounds, seconds, options.connections, options.streams, *_cores())
         _say(f"starting servers for {len(wanted)} cases ...")
-        measured = measure(wanted, lambda case: places[case.is_foreign], how, _say)
+        measured = measure(wanted, folder, data, how, _say)
     starts = None
     if has_start:
         _say("starting with 10 GB of tables, and with tiny ones ...")

@@ -12,11 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.bench.models import ADOPTED, WHOLE
 from loadtest.bench.workloads import (
     BINARY,
-    FOREIGN_GRPC,
-    FOREIGN_JSON,
     GRPC,
     GRPC_KEYS,
     INFER,
@@ -25,7 +22,6 @@ from loadtest.bench.workloads import (
     JSON_KEYS,
     MODEL,
     REST,
-    WORKLOADS,
     Encoded,
     Wire,
 )
@@ -151,7 +147,7 @@ class Case:
 
     row, workload: of the table. server: name of the server in SERVERS. path: default: the wire's.
     is_constant: whether the server returns a constant answer. is_free: whether server and generator may use all cores.
-    is_foreign: whether requests go to the foreign model. mode: what is switched on, with flags of the server.
+    mode: what is switched on, with flags of the server.
     """
 
     row: str
@@ -161,7 +157,6 @@ class Case:
     path: str = ""
     is_constant: bool = False
     is_free: bool = False
-    is_foreign: bool = False
     mode: Mode = PLAIN
 
     @property
@@ -191,8 +186,6 @@ SERVERS: Mapping[str, tuple[str, tuple[str, ...]] | str] = {
     **{f"service, {name}": ("model", (*_CORE, _PATIENT, *mode.flags)) for name, mode in MODES.items()},
     "TensorFlow lookup": ("graph_lookup", ()),
     "TensorFlow predict": ("graph_predict", ()),
-    "foreign, adopted": (ADOPTED, (_PATIENT,)),
-    "foreign, whole": (WHOLE, (_PATIENT,)),
     "one thread": ("model", (_LOOKUPS, *_CORE)),
     "two threads": ("model", (_LOOKUPS, "--data_plane=core", "--threads=2")),
     "service, keys": ("model_keys", (_LOOKUPS, *_CORE, _PATIENT)),
@@ -247,15 +240,6 @@ def cases() -> Iterator[Case]:
         for row, wire, workloads in (("gRPC", GRPC, "W1 W2 W5"), ("JSON", JSON, "W1 W2")):
             for workload in workloads.split():
                 yield Case(f"{row}, {name}", workload, f"service, {name}", wire, mode=mode)
-    yield from _foreign()
-
-
-def _foreign() -> Iterator[Case]:
-    # The cases of a foreign model that was adopted without a spec, each followed by the same case of the original.
-    for row, wire, workloads in (("gRPC", FOREIGN_GRPC, WORKLOADS), ("JSON", FOREIGN_JSON, ("W1", "W2"))):
-        for workload in workloads:
-            for server in ("foreign, adopted", "foreign, whole"):
-                yield Case(f"{row}, {server}", workload, server, wire, is_foreign=True)
 
 
 RATIOS = (
@@ -279,14 +263,4 @@ RATIOS = (
     # The ratio of two threads to one is measured over JSON, because server and generator share two cores, and the
     # generator needs more processor time for gRPC.
     Ratio("JSON, two threads/W2", "JSON, one thread/W2", 1.6),
-    *(
-        Ratio(
-            case.name,
-            f"{case.row.replace('adopted', 'whole')}/{case.workload}",
-            # Measured: W4 1.34, W5 1.30. Both servers write W4's megabytes, and run W5's dense part.
-            1.2 if case.workload in ("W4", "W5") else 1.5,
-        )
-        for case in _foreign()
-        if case.server == "foreign, adopted"
-    ),
 )

@@ -1,6 +1,6 @@
-"""Writes the benchmark's models: its own, a foreign one as it was saved and adopted, and one with 10 GB of tables.
+"""Writes the benchmark's models: its own, and one with 10 GB of tables.
 
-python -m loadtest.bench.models FOLDER full|quick|small|tiny MODEL...
+python -m loadtest.bench.models FOLDER full|small|tiny MODEL...
 
 The benchmark's own is exported with a manifest by model_export, and as plain SavedModels for TensorFlow alone. The
 large one has sparse files: only rows that requests read hold numbers, and the rest is copied from an exported one.
@@ -14,21 +14,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from loadtest.bench.workloads import FULL, LOOKUP, PREDICT, SMALL, TINY, Arrays, Data, key_of
-from loadtest.foreign.module_models import ITEMS, TAGS, USERS, peer
 from loadtest.live_server import ROOT
 from tests.toy_model import INDEX, MANIFEST, SHARD, bundle_index
 
-# The size "quick" has small tables, because adopting tables of full size takes minutes.
-SIZES = {"full": FULL, "quick": replace(FULL, tables=SMALL.tables), "small": SMALL, "tiny": TINY}
-# Folder names of the original foreign model and of its adopted version.
-WHOLE, ADOPTED = "foreign_whole", "foreign_adopted"
+SIZES = {"full": FULL, "small": SMALL, "tiny": TINY}
 # The folder names of the benchmark's models, and the signatures of each. A model that TensorFlow runs alone has one
 # signature: with both in one model, TensorFlow's optimizer copies whole tables for one of them. model_keys is `model`
 # with a vocabulary of strings for each feature.
@@ -66,24 +61,17 @@ def prepared(folder: Path, sizes: str, models: Iterable[str] = ("model",)) -> Pa
 def main() -> None:
     from model_export import adopt
 
-    folder, sizes = Path(sys.argv[1]), SIZES[sys.argv[2]]
+    folder, data = Path(sys.argv[1]), Data(SIZES[sys.argv[2]])
     folder.mkdir(parents=True, exist_ok=True)
-    data = Data(sizes)
     for name in sys.argv[3:]:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             saved = Path(scratch) / "1"
-            if name == WHOLE:
-                rows = {USERS: sizes.tables["user"][0], ITEMS: sizes.tables["item"][0], TAGS: sizes.tables["tag"][0]}
-                peer(saved, rows.__getitem__)
-            elif name != ADOPTED:
-                _save(data, saved, MODELS[name])
+            _save(data, saved, MODELS[name])
             if name.startswith("model"):
                 spec = Path(scratch) / "spec.toml"
                 spec.write_text(_with_vocabularies(data, Path(scratch)) if name == "model_keys" else _SPEC)
                 # The lookup of tags ends in a padding to the rows of `user`, which adopt does not read as a lookup.
                 adopt(saved, spec, folder / name, allow_unproven=True)
-            elif name == ADOPTED:
-                adopt(folder / WHOLE / "1", out=folder / ADOPTED)
             else:
                 (folder / name).mkdir(exist_ok=True)
                 saved.rename(folder / name / "1")

@@ -21,8 +21,6 @@ from loadtest.live_server import Held, client_context, cpu_s, held_by
 
 _WARM_SHARE = 0.2
 
-Places = Callable[[Case], "Place"]
-
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -34,14 +32,6 @@ class Options:
     streams: int
     server_cores: frozenset[int]
     generator_cores: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The models folder, and the data of the requests, that some of the benchmark's cases use."""
-
-    folder: Path
-    data: Data
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +58,17 @@ def can_run(wanted: Sequence[Case]) -> list[Case]:
 
 
 @contextmanager
-def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator[dict[str, Server]]:
+def running(wanted: Sequence[Case], folder: Path, options: Options) -> Iterator[dict[str, Server]]:
     """Starts the servers of the benchmark's cases, and yields them when all are ready; stops them at the end."""
     servers: dict[str, Server] = {}
     everything = frozenset(os.sched_getaffinity(0))
-    if moded := [case for case in wanted if case.mode is not PLAIN]:
-        write_mode_files(place(moded[0]).folder)
+    if any(case.mode is not PLAIN for case in wanted):
+        write_mode_files(folder)
     try:
         for case in wanted:
             if case.server not in servers:
                 cores = everything if case.is_free else options.server_cores
-                servers[case.server] = start(case.server, place(case).folder, cores)
+                servers[case.server] = start(case.server, folder, cores)
                 if len(servers) == 1:
                     # Wait until the first server is ready before others start. The others then read their files from
                     # the page cache.
@@ -91,10 +81,12 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
             server.stop()
 
 
-def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callable[[str], None]) -> list[Measured]:
+def measure(
+    wanted: Sequence[Case], folder: Path, data: Data, options: Options, say: Callable[[str], None]
+) -> list[Measured]:
     """Measures the benchmark's cases in turn in each round; raises AssertionError or LoadError at a wrong answer."""
-    with running(wanted, place, options) as servers:
-        asks = {case.name: ask_of(case, place(case).data, servers[case.server]) for case in wanted}
+    with running(wanted, folder, options) as servers:
+        asks = {case.name: ask_of(case, data, servers[case.server]) for case in wanted}
         shots: dict[str, list[Shot]] = {case.name: [] for case in wanted}
         held: dict[str, Held] = {}
         for number in range(options.rounds):
@@ -116,7 +108,7 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
                 say(f"round {number + 1} {case.name}: {shot.requests_per_s:.0f}/s")
         # After the last round, one more answer of each case is checked.
         for case in wanted:
-            ask_of(case, place(case).data, servers[case.server])
+            ask_of(case, data, servers[case.server])
         return [Measured(case, tuple(shots[case.name]), held[case.name]) for case in wanted]
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from loadtest.foreign.frameworks import normal
 from loadtest.wire import (
     DT_STRING,
     INFER_METHOD,
@@ -139,33 +138,6 @@ class Data:
         joined = np.concatenate([found["user"], found["item"], found["tags"]], axis=1).astype(np.float64)
         hidden = np.maximum(joined @ tower["kernel_1"] + tower["bias_1"], 0)
         return {"score": (hidden @ tower["kernel_2"] + tower["bias_2"]).astype(np.float32)}
-
-
-class ForeignData(Data):
-    """The benchmark's requests, and the expected answers of the foreign model, which has tables of its own."""
-
-    @cached_property
-    def tables(self) -> Arrays:
-        """The foreign model's tables by name, [V, D] float32."""
-        return {name: normal(name, *shape) for name, shape in self.sizes.tables.items()}
-
-    @cached_property
-    def tower(self) -> Arrays:
-        wide, hidden = sum(dim for _, dim in self.sizes.tables.values()), 256
-        return {
-            "kernel_1": normal("tower_kernel", wide, hidden, scale=0.1),
-            "bias_1": normal("tower_bias", hidden, scale=0.1),
-            "kernel_2": normal("tower_last_kernel", hidden, 1, scale=0.1),
-            "bias_2": normal("tower_last_bias", 1, scale=0.1),
-        }
-
-    def expected(self, workload: str, inputs: Arrays) -> Arrays:
-        found = super().expected(workload, inputs)
-        if workload == "W1":
-            return {"emb": np.concatenate([found["user"], found["item"], found["tags"]], axis=1)}
-        if workload == "W4":
-            return {"rows": found["item"]}
-        return {_FOREIGN_OUTPUTS.get(name, name): array for name, array in found.items()}
 
 
 def key_of(row: int) -> str:
@@ -307,44 +279,6 @@ def _decode_binary(body: bytes, headers: dict[str, str]) -> Arrays:
     return found
 
 
-_FOREIGN_SIGNATURES = {"W1": "w1", "W2": "w2", "W3": "w2", "W4": "w4", "W5": "w5"}
-# Maps the benchmark's names of inputs and outputs (in Data.requests and Data.expected) to the foreign model's names.
-_FOREIGN_INPUTS = {"tags__values": "tag_values", "tags__row_splits": "tag_splits"}
-_FOREIGN_OUTPUTS = {"user": "user_emb", "item": "item_emb", "tags": "tag_emb"}
-
-
-def _foreign_named(workload: str, inputs: Arrays) -> dict[str, list[int]]:
-    if workload == "W4":
-        return {"ids": inputs["item"].tolist()}
-    if workload == "W1":
-        # In the signature w1 each feature has one id per row, so the inputs have no row splits.
-        return {
-            "user": inputs["user"].tolist(),
-            "item": inputs["item"].tolist(),
-            "tag": inputs["tags__values"].tolist(),
-        }
-    return {_FOREIGN_INPUTS.get(name, name): array.tolist() for name, array in inputs.items()}
-
-
-def _encode_foreign_grpc(workload: str, inputs: Arrays) -> Encoded:
-    message = predict_request(
-        message_classes()[0], MODEL, _FOREIGN_SIGNATURES[workload], _foreign_named(workload, inputs)
-    )
-    return message.SerializeToString(), ()
-
-
-def _encode_foreign_json(workload: str, inputs: Arrays) -> Encoded:
-    body = {"signature_name": _FOREIGN_SIGNATURES[workload], "inputs": _foreign_named(workload, inputs)}
-    return orjson.dumps(body), (JSON_TYPE,)
-
-
-def _decode_foreign_json(body: bytes, _headers: dict[str, str]) -> Arrays:
-    outputs = json.loads(body)["outputs"]
-    # A JSON answer with a single output has no name of the output; of these signatures, only w1 has a single one.
-    named = outputs if isinstance(outputs, dict) else {"emb": outputs}
-    return {name: np.array(rows, np.float32) for name, rows in named.items()}
-
-
 GRPC = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc, decode_grpc)
 JSON = Wire(False, lambda _: f"/v1/models/{MODEL}:{LOOKUP}", _encode_json, _decode_json)
 REST = Wire(False, lambda _: f"/v1/models/{MODEL}:predict", _encode_rest, _decode_rest)
@@ -352,8 +286,6 @@ GRPC_KEYS = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc_keys, decode_grpc)
 JSON_KEYS = Wire(False, JSON.path, _encode_json_keys, _decode_json)
 INFER = Wire(True, lambda _: INFER_METHOD, _encode_infer, _decode_infer)
 INFER_JSON = Wire(False, lambda _: f"/v2/models/{MODEL}/infer", _encode_infer_json, _decode_infer_json)
-FOREIGN_GRPC = Wire(True, GRPC.path, _encode_foreign_grpc, decode_grpc)
-FOREIGN_JSON = Wire(False, REST.path, _encode_foreign_json, _decode_foreign_json)
 BINARY = Wire(False, INFER_JSON.path, _encode_binary, _decode_binary)
 
 

@@ -41,7 +41,7 @@ def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Names
     from loadtest.foreign.campaign import Plan, run
     from loadtest.foreign.report import COLUMNS, findings, row_of, summary, verdict
 
-    plan = Plan(arguments.requests, arguments.scale, arguments.together)
+    plan = Plan(arguments.requests, arguments.together)
     say(header(*COLUMNS))
     results = []
     for result in run(models, folder, plan):
@@ -94,7 +94,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="of the random models (default %(default)s)")
     parser.add_argument("--list", action="store_true", help="list the models' names and do nothing")
     parser.add_argument("--requests", type=int, default=500, help="of each signature over gRPC (default %(default)s)")
-    parser.add_argument("--scale", type=int, default=1, help="factor on the rows of all tables (default %(default)s)")
     parser.add_argument("--together", type=int, default=10, help="models of one pair of servers (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results here, after each model")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build and adopt here, and leave all of it there")

@@ -33,13 +33,11 @@ class Plan:
     """The options of a run over foreign models.
 
     requests: number of gRPC requests to each signature.
-    scale: factor on the rows of all tables.
     together: number of models in one pair of servers.
     times_adoption: whether adopt times both forms of a graph; otherwise it cuts all described lookups out.
     """
 
     requests: int = 500
-    scale: int = 1
     together: int = 10
     times_adoption: bool = True
 
@@ -89,7 +87,7 @@ def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[Mo
       folder: for original/<name>/1, adopted/<name>/1 and the servers' model lists.
     """
     originals, adopted_to = folder / "original", folder / "adopted"
-    failures = build(models, originals, scale=plan.scale)
+    failures = build(models, originals)
     words = {model.name: model.words for model in models}
     yield from (ModelResult(name, fault=reason, words=words[name]) for name, reason in failures.items())
     waiting = [model for model in models if model.name not in failures]
@@ -171,7 +169,7 @@ def _ask_servers(
         kinds = judged_kinds(model, apart)
         rest_share = 1 if model.words else _REST_SHARE
         for name, specs in reference.signatures.items():
-            draws = RandomRequests(specs, kinds, plan.scale, zlib.crc32(f"{model.name}/{name}".encode()))
+            draws = RandomRequests(specs, kinds, zlib.crc32(f"{model.name}/{name}".encode()))
             found = result.signatures[name] = SignatureResult()
             asked = Asked(model.name, name, draws, lambda tensors, name=name: reference.predict(name, tensors))
             for tensors, expected, is_rest in asked.requests(plan.requests, rest_share):
@@ -202,7 +200,7 @@ def _ask_added(
 ) -> None:
     seed = zlib.crc32(f"{model.name}/{added.name}".encode())
     found = result.signatures[added.name] = SignatureResult()
-    requests = RandomRequests(added.specs, kinds, plan.scale, seed)
+    requests = RandomRequests(added.specs, kinds, seed)
     asked = Asked(model.name, added.name, requests, added.predict, added.request)
     for tensors, expected, is_rest in asked.requests(plan.requests, 1 if model.words else _REST_SHARE):
         asked.compare(found.adopted, wires, tensors, expected, is_rest=is_rest)

@@ -74,7 +74,7 @@ def write_result(name: str, work: Callable[[], Mapping[str, Any]]) -> None:
 _ENVIRONMENTS = {"keras3": {"KERAS_BACKEND": "tensorflow"}, "tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
 
 
-def build(models: Sequence[ForeignModel], folder: Path, *, scale: int = 1) -> dict[str, str]:
+def build(models: Sequence[ForeignModel], folder: Path) -> dict[str, str]:
     """Writes each model to folder/<name>/1; returns the reasons, by name, of models that failed or were skipped.
 
     A model that kills the process counts as failed; the next models are built in a new process.
@@ -82,7 +82,7 @@ def build(models: Sequence[ForeignModel], folder: Path, *, scale: int = 1) -> di
     failures: dict[str, str] = {}
     for keras, environment in _ENVIRONMENTS.items():
         names = [model.name for model in models if model.keras == keras]
-        done = run_each(_THIS, names, [f"--folder={folder}", f"--scale={scale}"], environment)
+        done = run_each(_THIS, names, [f"--folder={folder}"], environment)
         failures |= {name: result["error"] for name, result in done.items() if "error" in result}
     return failures
 
@@ -142,11 +142,11 @@ def _run(entry: Mapping[str, Any]) -> str:
     return entry.get("run", "cut") if entry["features"] else "whole"
 
 
-def _build_one(name: str, folder: Path, scale: int) -> dict[str, Any]:
+def _build_one(name: str, folder: Path) -> dict[str, Any]:
     target = folder / name / "1"
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        model_named(name).build(target, lambda count: count * scale)
+        model_named(name).build(target)
     except Skip as reason:
         return {"error": f"{SKIPPED}{reason}"}
     return {}
@@ -164,7 +164,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="+")
     parser.add_argument("--folder", type=Path, required=True, help="of the models as they were built")
-    parser.add_argument("--scale", type=int, default=1)
     parser.add_argument("--adopt_to", type=Path, help="adopts the models, in place of building them")
     parser.add_argument("--cut", type=json.loads, default=[], help="names of the models that are not timed")
     options = parser.parse_args()
@@ -173,7 +172,7 @@ def main() -> None:
             is_timed = name not in options.cut
             write_result(name, lambda n=name, t=is_timed: _adopt_one(n, options.folder, options.adopt_to, measure=t))
         else:
-            write_result(name, lambda n=name: _build_one(n, options.folder, options.scale))
+            write_result(name, lambda n=name: _build_one(n, options.folder))
 
 
 if __name__ == "__main__":

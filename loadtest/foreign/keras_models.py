@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.foreign.frameworks import keras3, spec, tf, tf_keras
-from loadtest.foreign.kinds import Ids, Kind, Numbers, Padded, Words, vocabulary
-from loadtest.foreign.models import ZOO, Keras, Rows
+from loadtest.foreign.kinds import Kind, Numbers, ids, padded, vocabulary, words
+from loadtest.foreign.models import ZOO, Keras
 
 USERS, ITEMS, TAGS = 3000, 2000, 500
-_USER, _ITEM, _PRICE = Ids(USERS), Ids(ITEMS), Ids(100)
+_USER, _ITEM, _PRICE = ids(USERS), ids(ITEMS), ids(100)
 # Keras 3 replaces the names of inputs in a dict: it numbers the inputs in the order of their names.
 FUNCTIONAL: dict[str, Kind] = {"user": _USER, "item": _ITEM, "inputs": _ITEM, "inputs_1": _USER}
 SUBCLASSED: dict[str, Kind] = {
@@ -19,27 +19,27 @@ SUBCLASSED: dict[str, Kind] = {
     **{"args_0": _ITEM, "args_0_1": _PRICE, "args_0_2": _USER},
     **{"inputs": _ITEM, "inputs_1": _PRICE, "inputs_2": _USER},
 }
-SEQUENTIAL: dict[str, Kind] = {"*": Ids(TAGS)}
+SEQUENTIAL: dict[str, Kind] = {"*": ids(TAGS)}
 
 
-def functional(keras: Any, rows: Rows) -> Any:
+def functional(keras: Any) -> Any:
     """Returns a functional model with inputs of shape [B, 1] and [B]."""
     user = keras.Input((1,), dtype="int64", name="user")
     item = keras.Input((), dtype="int64", name="item")
-    user_vector = keras.layers.Flatten()(keras.layers.Embedding(rows(USERS), 16, name="users")(user))
-    item_vector = keras.layers.Embedding(rows(ITEMS), 16, name="items")(item)
+    user_vector = keras.layers.Flatten()(keras.layers.Embedding(USERS, 16, name="users")(user))
+    item_vector = keras.layers.Embedding(ITEMS, 16, name="items")(item)
     hidden = keras.layers.Dense(32, activation="relu")(keras.layers.Concatenate()([user_vector, item_vector]))
     return keras.Model({"user": user, "item": item}, keras.layers.Dense(1, activation="sigmoid")(hidden))
 
 
-def subclassed(keras: Any, rows: Rows) -> Any:
+def subclassed(keras: Any) -> Any:
     """Returns a subclassed model with a dict of inputs of shape [B], which Keras 3 exports as float32."""
 
     class Ranker(keras.Model):
         def __init__(self) -> None:
             super().__init__()
-            self.users = keras.layers.Embedding(rows(USERS), 16)
-            self.items = keras.layers.Embedding(rows(ITEMS), 16)
+            self.users = keras.layers.Embedding(USERS, 16)
+            self.items = keras.layers.Embedding(ITEMS, 16)
             self.hidden = keras.layers.Dense(24, activation="relu")
             self.score = keras.layers.Dense(1)
 
@@ -52,12 +52,12 @@ def subclassed(keras: Any, rows: Rows) -> Any:
     return model
 
 
-def sequential(keras: Any, rows: Rows) -> Any:
+def sequential(keras: Any) -> Any:
     """Returns a sequential model of ids [B, 10], in which 0 is padding."""
     return keras.Sequential(
         [
             keras.Input((10,), dtype="int32"),
-            keras.layers.Embedding(rows(TAGS), 8, mask_zero=True),
+            keras.layers.Embedding(TAGS, 8, mask_zero=True),
             keras.layers.GlobalAveragePooling1D(),
             keras.layers.Dense(4),
         ]
@@ -88,9 +88,9 @@ def _inputs_of(model: Any) -> list[Any]:
     return [keras.Input((), dtype="int64", name=name) for name in ("user", "item", "price")]
 
 
-def _add(name: str, inputs: dict[str, Kind], network: Callable[[Any, Rows], Any], save: Any, version: Keras) -> None:
+def _add(name: str, inputs: dict[str, Kind], network: Callable[[Any], Any], save: Any, version: Keras) -> None:
     keras = keras3 if version == "keras3" else tf_keras
-    ZOO.add(name, inputs, lambda folder, rows: save(network(keras(), rows), folder), keras=version)
+    ZOO.add(name, inputs, lambda folder: save(network(keras()), folder), keras=version)
 
 
 for _version, _how, _by in (
@@ -105,63 +105,63 @@ for _version, _how, _by in (
 
 
 @ZOO.foreign(FUNCTIONAL)
-def keras3_saved_without_its_variables(folder: Path, rows: Rows) -> None:
+def keras3_saved_without_its_variables(folder: Path) -> None:
     """Builds a model with plain tf.saved_model.save; its graph reads variables that no session restores."""
-    tf.saved_model.save(functional(keras3(), rows), str(folder))
+    tf.saved_model.save(functional(keras3()), str(folder))
 
 
-@ZOO.foreign({"history": Padded(2000, 0), "item": Ids(2000)})
-def keras3_attention_over_history(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"history": padded(2000), "item": ids(2000)})
+def keras3_attention_over_history(folder: Path) -> None:
     """Builds a model that weighs the rows of a history [B, L] by attention to the scored item."""
     keras = keras3()
     history = keras.Input((None,), dtype="int64", name="history")
     item = keras.Input((1,), dtype="int64", name="item")
-    items = keras.layers.Embedding(rows(2000), 16, mask_zero=True)
+    items = keras.layers.Embedding(2000, 16, mask_zero=True)
     query = items(item)
     context = keras.layers.Flatten()(keras.layers.Attention()([query, items(history)]))
     hidden = keras.layers.Concatenate()([context, keras.layers.Flatten()(query)])
     _export(keras.Model({"history": history, "item": item}, keras.layers.Dense(1)(hidden)), folder)
 
 
-@ZOO.foreign({"history": Padded(2000, 0)})
-def keras3_gru_over_history(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"history": padded(2000)})
+def keras3_gru_over_history(folder: Path) -> None:
     """Builds a model that runs a recurrent layer over a history of items [B, 12]."""
     keras = keras3()
     history = keras.Input((12,), dtype="int64", name="history")
-    vectors = keras.layers.Embedding(rows(2000), 16, mask_zero=True)(history)
+    vectors = keras.layers.Embedding(2000, 16, mask_zero=True)(history)
     _export(keras.Model({"history": history}, keras.layers.Dense(8)(keras.layers.GRU(16)(vectors))), folder)
 
 
-@ZOO.foreign({"item": Ids(2000), "day": Ids(7), "dense": Numbers()})
-def keras3_category_encoding(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"item": ids(2000), "day": ids(7), "dense": Numbers()})
+def keras3_category_encoding(folder: Path) -> None:
     """Builds a model that concatenates a row, a one-hot day and numbers before a tower."""
     keras = keras3()
     item, day = keras.Input((), dtype="int64", name="item"), keras.Input((1,), dtype="int64", name="day")
     dense = keras.Input((5,), name="dense")
     encoded = keras.layers.CategoryEncoding(7, output_mode="one_hot")(day)
-    joined = keras.layers.Concatenate()([keras.layers.Embedding(rows(2000), 16)(item), encoded, dense])
+    joined = keras.layers.Concatenate()([keras.layers.Embedding(2000, 16)(item), encoded, dense])
     _export(keras.Model({"item": item, "day": day, "dense": dense}, keras.layers.Dense(1)(joined)), folder)
 
 
-@ZOO.foreign({"key": Ids(60)})
-def unseen_lookups_tied_weights(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"key": ids(60)})
+def unseen_lookups_tied_weights(folder: Path) -> None:
     """Builds a model that reads a table forward, and multiplies a mean of its rows with all of them."""
     keras = keras3()
     key = keras.Input((3,), dtype="int64", name="key")
-    layer = keras.layers.ReversibleEmbedding(rows(60), 8)
+    layer = keras.layers.ReversibleEmbedding(60, 8)
     hidden = keras.layers.GlobalAveragePooling1D()(layer(key))
     _export(keras.Model(key, {"hidden": hidden, "logits": layer(hidden, reverse=True)}), folder)
 
 
-@ZOO.foreign({"user": Words("user", 1500), "item": Words("item", 800)})
-def two_towers_of_keras3(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"user": words("user", 1500), "item": words("item", 800)})
+def two_towers_of_keras3(folder: Path) -> None:
     """Builds a model with the signatures query, candidate and score, each of which has a StringLookup."""
     keras = keras3()
 
     def tower(name: str, size: int) -> Any:
         words = keras.Input((), dtype="string", name=name)
-        lookup = keras.layers.StringLookup(vocabulary=vocabulary(name, rows(size)))
-        vectors = keras.layers.Embedding(rows(size) + 1, 16)(lookup(words))
+        lookup = keras.layers.StringLookup(vocabulary=vocabulary(name, size))
+        vectors = keras.layers.Embedding(size + 1, 16)(lookup(words))
         return keras.Model(words, keras.layers.Dense(16, activation="relu")(vectors))
 
     query, candidate = tower("user", 1500), tower("item", 800)
@@ -180,30 +180,30 @@ def two_towers_of_keras3(folder: Path, rows: Rows) -> None:
 
 
 def _add_embed_reduce(combiner: str) -> None:
-    def build(folder: Path, rows: Rows) -> None:
+    def build(folder: Path) -> None:
         keras = keras3()
         import keras_rs
 
         tags = keras.Input((None,), dtype="int64", name="tags")
-        layer = keras_rs.layers.EmbedReduce(rows(500), 16, combiner=combiner)
+        layer = keras_rs.layers.EmbedReduce(500, 16, combiner=combiner)
         keras.Model({"tags": tags}, {"vector": layer(tags)}).export(str(folder), verbose=False)
 
-    ZOO.add(f"keras_rs_embed_reduce_{combiner}", {"tags": Ids(500)}, build)
+    ZOO.add(f"keras_rs_embed_reduce_{combiner}", {"tags": ids(500)}, build)
 
 
 for _combiner in ("sum", "mean", "sqrtn"):
     _add_embed_reduce(_combiner)
 
 
-@ZOO.foreign({"user": Ids(3000), "film": Ids(2000), "seen": Ids(2000)})
-def keras_rs_distributed_embedding(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"user": ids(3000), "film": ids(2000), "seen": ids(2000)})
+def keras_rs_distributed_embedding(folder: Path) -> None:
     """Builds a model with a tower and a DistributedEmbedding layer: two tables, and three features that read them."""
     keras = keras3()
     import keras_rs
 
     layers = keras_rs.layers
-    users = layers.TableConfig("users", rows(3000), 16, placement="default_device", combiner="mean")
-    films = layers.TableConfig("films", rows(2000), 16, placement="default_device", combiner="mean")
+    users = layers.TableConfig("users", 3000, 16, placement="default_device", combiner="mean")
+    films = layers.TableConfig("films", 2000, 16, placement="default_device", combiner="mean")
     # Arguments of FeatureConfig: name, table, input shape, output shape. The batch size in the shapes matters only in
     # training.
     features = {
@@ -217,24 +217,24 @@ def keras_rs_distributed_embedding(folder: Path, rows: Rows) -> None:
     keras.Model(inputs, keras.layers.Dense(1)(joined)).export(str(folder), verbose=False)
 
 
-@ZOO.foreign({"word": Words("word", 800), "tags": Padded(500, 0)}, keras="tf_keras")
-def tf_keras_string_lookup_and_masked_mean(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"word": words("word", 800), "tags": padded(500)}, keras="tf_keras")
+def tf_keras_string_lookup_and_masked_mean(folder: Path) -> None:
     """Builds a model that concatenates the row of a string with a masked mean."""
     keras = tf_keras()
     word, tags = keras.Input((), dtype="string", name="word"), keras.Input((6,), dtype="int64", name="tags")
-    lookup = keras.layers.StringLookup(vocabulary=vocabulary("word", rows(800)))
-    word_vector = keras.layers.Embedding(rows(800) + 1, 8)(lookup(word))
-    vectors = keras.layers.Embedding(rows(500), 8, mask_zero=True)(tags)
+    lookup = keras.layers.StringLookup(vocabulary=vocabulary("word", 800))
+    word_vector = keras.layers.Embedding(800 + 1, 8)(lookup(word))
+    vectors = keras.layers.Embedding(500, 8, mask_zero=True)(tags)
     joined = keras.layers.Concatenate()([word_vector, keras.layers.GlobalAveragePooling1D()(vectors)])
     _save(keras.Model({"word": word, "tags": tags}, keras.layers.Dense(1)(joined)), folder)
 
 
-@ZOO.foreign({"tags": Padded(500, 0)}, keras="tf_keras")
-def tf_keras_gru(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"tags": padded(500)}, keras="tf_keras")
+def tf_keras_gru(folder: Path) -> None:
     """Builds a model that runs a recurrent layer over ids [B, 12]."""
     keras = tf_keras()
     tags = keras.Input((12,), dtype="int64", name="tags")
-    vectors = keras.layers.Embedding(rows(500), 8, mask_zero=True)(tags)
+    vectors = keras.layers.Embedding(500, 8, mask_zero=True)(tags)
     _save(keras.Model({"tags": tags}, keras.layers.Dense(2)(keras.layers.GRU(8)(vectors))), folder)
 
 
@@ -247,22 +247,22 @@ def _tower(keras: Any, prefix: str, size: int) -> Any:
     )
 
 
-@ZOO.foreign({"*": Words("user", _USERS)}, keras="tf_keras")
-def tfrs_retrieval(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"*": words("user", _USERS)}, keras="tf_keras")
+def tfrs_retrieval(folder: Path) -> None:
     """Builds the retrieval index of TFRS's tutorial: a query tower, and the ten nearest films."""
     keras = tf_keras()
     import tensorflow_recommenders as tfrs
 
-    users, films = _tower(keras, "user", rows(_USERS)), _tower(keras, "film", rows(_FILMS))
-    names = tf.data.Dataset.from_tensor_slices(vocabulary("film", rows(_FILMS))).batch(100)
+    users, films = _tower(keras, "user", _USERS), _tower(keras, "film", _FILMS)
+    names = tf.data.Dataset.from_tensor_slices(vocabulary("film", _FILMS)).batch(100)
     index = tfrs.layers.factorized_top_k.BruteForce(users, k=10)
     index.index_from_dataset(tf.data.Dataset.zip((names, names.map(films))))
     index(tf.constant(["user1"]))
     tf.saved_model.save(index, str(folder))
 
 
-@ZOO.foreign({"user_id": Words("user", _USERS), "film": Words("film", _FILMS)}, keras="tf_keras")
-def tfrs_ranking(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"user_id": words("user", _USERS), "film": words("film", _FILMS)}, keras="tf_keras")
+def tfrs_ranking(folder: Path) -> None:
     """Builds the ranking model of TFRS's tutorial: two tables with string vocabularies and a tower."""
     keras = tf_keras()
     import tensorflow_recommenders as tfrs
@@ -270,7 +270,7 @@ def tfrs_ranking(folder: Path, rows: Rows) -> None:
     class Ranking(tfrs.models.Model):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.users, self.films = _tower(keras, "user", rows(_USERS)), _tower(keras, "film", rows(_FILMS))
+            self.users, self.films = _tower(keras, "user", _USERS), _tower(keras, "film", _FILMS)
             layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(1)]
             self.ratings = keras.Sequential(layers)
 
@@ -282,15 +282,15 @@ def tfrs_ranking(folder: Path, rows: Rows) -> None:
     tf.saved_model.save(model, str(folder))
 
 
-@ZOO.foreign({"user": Ids(_USERS), "film": Ids(_FILMS), "seen": Padded(_FILMS, 0)}, keras="tf_keras")
-def tfrs_tpu_embedding(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"user": ids(_USERS), "film": ids(_FILMS), "seen": padded(_FILMS)}, keras="tf_keras")
+def tfrs_tpu_embedding(folder: Path) -> None:
     """Builds a model whose tables are in a TPUEmbedding layer, on a CPU; the features film and seen share a table."""
     keras = tf_keras()
     import tensorflow_recommenders as tfrs
 
     embedding = tf.tpu.experimental.embedding
-    users = embedding.TableConfig(rows(_USERS), 16, name="users", combiner="mean")
-    films = embedding.TableConfig(rows(_FILMS), 16, name="films", combiner="mean")
+    users = embedding.TableConfig(_USERS, 16, name="users", combiner="mean")
+    films = embedding.TableConfig(_FILMS, 16, name="films", combiner="mean")
     features = {
         "user": embedding.FeatureConfig(users, name="user"),
         "film": embedding.FeatureConfig(films, name="film"),

@@ -19,6 +19,8 @@ Key = int | float | bytes
 _MOST_IDS, _MANY_IDS, _LONG_ROW = 8, 40, 1000
 # Largest size of an inner dimension that the signature leaves open.
 _MOST_INNER = 12
+# Number of ids and words within the table that each input of a recommender gets.
+_MORE_IDS = 60
 # Keys that any model may treat apart from others, whatever its graph says.
 _STRINGS = (
     *(b"", b"0", b"-1", b"nan", b"NaN", b"007", b" 7", b"7", b"1e3", b"null", b"None", b"[PAD]", b"[UNK]", b"\xff\xfe"),
@@ -45,7 +47,6 @@ class Draw:
 
     Args:
       num_rows: B, the rows of the request.
-      scale: factor on the rows of the model's tables.
       bad_input: name of the input that gets one id outside its table; "" for none.
       number: number of the request; inputs with a list of keys send all of its keys in the first requests.
       only: input name -> the key to send alone, instead of random keys.
@@ -55,12 +56,11 @@ class Draw:
         self,
         rng: np.random.Generator,
         num_rows: int,
-        scale: int,
         bad_input: str,
         number: int = 0,
         only: Mapping[str, Key] | None = None,
     ) -> None:
-        self.rng, self.num_rows, self.scale, self.bad_input = rng, num_rows, scale, bad_input
+        self.rng, self.num_rows, self.bad_input = rng, num_rows, bad_input
         self.number, self.only = number, only or {}
 
     def shape(self, spec: InputSpec) -> tuple[int, ...]:
@@ -71,19 +71,6 @@ class Draw:
         if not spec.shape:
             return ()
         return (self.num_rows if spec.shape[0] < 0 else spec.shape[0], *inner)
-
-    def ids(self, name: str, low: int, size: int, count: int) -> Array:
-        """Returns random ids: over the table, all equal, near its start, or with its first and last; one may be bad."""
-        high = low + size * self.scale
-        style = self.rng.integers(4)
-        ids = self.rng.integers(low, min(high, low + 5) if style == 2 else high, count)
-        if count and style == 1:
-            ids[:] = ids[0]
-        if count and style == 3:
-            ids[0], ids[-1] = low, high - 1
-        if count and name and name == self.bad_input:
-            ids[self.rng.integers(count)] = self.rng.choice([low - 1, high, high + 1000])
-        return ids
 
     def row_lengths(self) -> Array:
         """Returns a random number of ids for each row; the first, a middle, the last or all rows may be empty."""
@@ -104,7 +91,7 @@ class Draw:
 class Kind:
     """The kind of values that a model's input takes.
 
-    has_ids: whether the input can hold an id outside the table.
+    has_ids: whether the input can hold a key that TensorFlow refuses.
     """
 
     has_ids: ClassVar[bool] = False
@@ -122,106 +109,12 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Ids(Kind):
-    """Kind of an input of ids of a table of `size` rows; the ids start at `low`, and the input may have any shape."""
-
-    size: int
-    low: int = 0
-
-    has_ids: ClassVar[bool] = True
-
-    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        shape = draw.shape(specs[name])
-        ids = draw.ids(name, self.low, self.size, int(np.prod(shape)))
-        return {name: ids.reshape(shape).astype(specs[name].dtype)}
-
-
-@dataclass(frozen=True, slots=True)
-class Padded(Kind):
-    """Kind of an input of ids [B, K] with padding at the end of each row; if the padding is 0, valid ids start at 1."""
-
-    size: int
-    padding: int
-
-    has_ids: ClassVar[bool] = True
-
-    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        shape = draw.shape(specs[name])
-        low = 1 if self.padding == 0 else 0
-        ids = draw.ids(name, low, self.size - low, int(np.prod(shape))).reshape(shape)
-        lengths = np.minimum(draw.row_lengths(), shape[1])
-        if name != draw.bad_input:
-            ids[np.arange(shape[1]) >= lengths[:, None]] = self.padding
-        return {name: ids.astype(specs[name].dtype)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows(Kind):
-    """Kind of an input of the ids of all rows, [N]. The fields name further inputs, which say each id's row."""
-
-    splits: str = ""
-    lengths: str = ""
-    rowids: str = ""
-    num_rows: str = ""
-    indices: str = ""
-    dense_shape: str = ""
-    weights: str = ""
-
-    def drawn_rows(self, specs: Mapping[str, InputSpec], draw: Draw) -> tuple[int, Tensors]:
-        """Returns a random number of ids, and the further inputs for so many."""
-        lengths = draw.row_lengths()
-        columns = np.concatenate([np.arange(n) for n in [0, *lengths]])
-        rowids = np.repeat(np.arange(len(lengths)), lengths)
-        found = {
-            self.splits: np.cumsum([0, *lengths]),
-            self.lengths: lengths,
-            self.rowids: rowids,
-            self.num_rows: np.array(len(lengths)),
-            self.indices: np.stack([rowids, columns], 1).reshape(-1, 2),
-            self.dense_shape: np.array([len(lengths), max(1, lengths.max(initial=0))]),
-            self.weights: _weights(draw, len(rowids)),
-        }
-        return len(rowids), {name: array.astype(specs[name].dtype) for name, array in found.items() if name in specs}
-
-
-@dataclass(frozen=True, slots=True)
-class Ragged(Rows):
-    """Kind of an input of ragged or sparse ids of a table."""
-
-    size: int
-    has_ids: ClassVar[bool] = True
-
-    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        total, more = self.drawn_rows(specs, draw)
-        return {name: draw.ids(name, 0, self.size, total).astype(specs[name].dtype), **more}
-
-
-@dataclass(frozen=True, slots=True)
-class Words(Kind):
-    """Kind of an input of strings: prefix0 to prefix<size - 1>, which vocabulary() makes, and some unknown strings."""
-
-    prefix: str
-    size: int
-
-    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        shape = draw.shape(specs[name])
-        count = int(np.prod(shape))
-        words = np.array([f"{self.prefix}{i}".encode() for i in draw.ids("", 0, self.size, count)], object)
-        unknown = np.array([b"", b"no such word", "größer".encode(), f"{self.prefix}-1".encode(), b"0"], object)
-        replaced = draw.rng.random(count) < draw.rng.choice([0, 0.1, 0.5])
-        words[replaced] = draw.rng.choice(unknown, int(replaced.sum()))
-        return {name: words.reshape(shape)}
-
-
-@dataclass(frozen=True, slots=True)
 class Numbers(Kind):
-    """Kind of an input of normally distributed numbers or, if its dtype is an integer type, of integers from 0 to 9."""
+    """Kind of an input of normally distributed numbers."""
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        shape, dtype = draw.shape(specs[name]), specs[name].dtype
-        is_whole = np.issubdtype(dtype, np.integer)
-        numbers = draw.rng.integers(0, 10, shape) if is_whole else draw.rng.standard_normal(shape)
-        return {name: np.asarray(numbers).astype(dtype)}
+        numbers = draw.rng.standard_normal(draw.shape(specs[name]))
+        return {name: np.asarray(numbers).astype(specs[name].dtype)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +125,8 @@ class Examples(Kind):
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
         lists = {
-            key: [draw.ids("", 0, size, n).tolist() for n in draw.row_lengths()] for key, size in self.features.items()
+            key: [draw.rng.integers(0, size, n).tolist() for n in draw.row_lengths()]
+            for key, size in self.features.items()
         }
         examples = []
         for row in range(draw.num_rows):
@@ -271,16 +165,24 @@ def edge_keys(keys: Iterable[Key], dtype: str) -> tuple[Key, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Edges(Rows):
+class Edges(Kind):
     """Kind of an input of keys that were chosen one by one; the input may have any shape, or be ragged or sparse.
 
     keys: the keys.
     good, bad: the keys that TensorFlow answers and refuses, which judged() finds.
+    Others: names of further inputs, which say each key's row, or its weight.
     """
 
     keys: tuple[Key, ...]
     good: tuple[Key, ...] = ()
     bad: tuple[Key, ...] = ()
+    splits: str = ""
+    lengths: str = ""
+    rowids: str = ""
+    num_rows: str = ""
+    indices: str = ""
+    dense_shape: str = ""
+    weights: str = ""
 
     @property
     def has_ids(self) -> bool:
@@ -310,11 +212,27 @@ class Edges(Rows):
         return keys
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        if not (self.splits or self.indices):
+        if not (self.splits or self.lengths or self.rowids or self.indices):
             shape = draw.shape(specs[name])
             return {name: _array(self.drawn(name, int(np.prod(shape)), draw), specs[name]).reshape(shape)}
         total, more = self.drawn_rows(specs, draw)
         return {name: _array(self.drawn(name, total, draw), specs[name]), **more}
+
+    def drawn_rows(self, specs: Mapping[str, InputSpec], draw: Draw) -> tuple[int, Tensors]:
+        """Returns a random number of ids, and the further inputs for so many."""
+        lengths = draw.row_lengths()
+        columns = np.concatenate([np.arange(n) for n in [0, *lengths]])
+        rowids = np.repeat(np.arange(len(lengths)), lengths)
+        found = {
+            self.splits: np.cumsum([0, *lengths]),
+            self.lengths: lengths,
+            self.rowids: rowids,
+            self.num_rows: np.array(len(lengths)),
+            self.indices: np.stack([rowids, columns], 1).reshape(-1, 2),
+            self.dense_shape: np.array([len(lengths), max(1, lengths.max(initial=0))]),
+            self.weights: _weights(draw, len(rowids)),
+        }
+        return len(rowids), {name: array.astype(specs[name].dtype) for name, array in found.items() if name in specs}
 
     def row(self, name: str, tensors: Tensors, number: int) -> str:
         if self.splits in tensors:
@@ -325,6 +243,29 @@ class Edges(Rows):
             chosen = slice(number, number + 1)
         weights = f" {self.weights}={tensors[self.weights][chosen].tolist()}" if self.weights in tensors else ""
         return f"{name}={tensors[name][chosen].tolist()!r}{weights}"
+
+
+def ids(size: int, **names: str) -> Edges:
+    """Returns the kind of an input of ids of a table: the first, the last and random ones, and two outside of it.
+
+    Args:
+      size: rows of the table.
+      names: of the further inputs, by the fields of Edges.
+    """
+    within = np.random.default_rng(size).integers(0, size, _MORE_IDS).tolist()
+    return Edges((0, 1, size - 1, size // 2, *within, -1, size), **names)
+
+
+def padded(size: int) -> Edges:
+    """Returns the kind of an input of ids of which every second one is 0, the padding."""
+    kind = ids(size)
+    return dataclasses.replace(kind, keys=tuple(key for one in kind.keys for key in (one, 0)))
+
+
+def words(prefix: str, size: int) -> Edges:
+    """Returns the kind of an input of strings: words of vocabulary() and unknown ones."""
+    known = [word.encode() for word in vocabulary(prefix, size)]
+    return Edges(edge_keys([*known[:_MORE_IDS], known[-1], f"{prefix}-1".encode()], "string"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,9 +299,7 @@ class ExampleEdges(Kind):
             if is_one and draw.num_rows and draw.number % 5 == 0 and not draw.only:
                 # The field is missing in an example.
                 lengths[-1] = 0
-            of_field = Draw(
-                draw.rng, draw.num_rows, draw.scale, key if key == bad_field else "", draw.number, draw.only
-            )
+            of_field = Draw(draw.rng, draw.num_rows, key if key == bad_field else "", draw.number, draw.only)
             keys = iter(kind.drawn(key, int(lengths.sum()), of_field))
             for example, length in zip(examples, lengths, strict=True):
                 values = [next(keys) for _ in range(length)]
@@ -386,10 +325,9 @@ def _array(keys: list[Key], spec: InputSpec) -> Array:
 
 
 _MOST_ROWS = 64
-# Share of the random requests that have no row, and share of those that have an id outside its table.
-_NO_ROWS, _BAD_ID = 0.01, 0.04
-# Share of bad requests if the model lists keys that TensorFlow refuses: each of them should be sent.
-_BAD_KEY = 0.25
+# Share of the random requests that have no row, and of those that have a key that TensorFlow refuses: each such key
+# should be sent.
+_NO_ROWS, _BAD_KEY = 0.01, 0.25
 
 
 class NoKind(Exception):
@@ -403,16 +341,14 @@ class RandomRequests:
     Args:
       specs: the signature's inputs by name.
       kinds: input name -> kind; "*" is for all other inputs that hold numbers or strings.
-      scale: factor on the rows of the model's tables.
     """
 
     specs: Mapping[str, InputSpec]
     kinds: Mapping[str, Kind]
-    scale: int
     seed: int
 
     def draw(self, count: int) -> Iterator[Tensors]:
-        """Yields requests of 1 to 64 rows; a few have no rows, and a few have an id outside its table.
+        """Yields requests of 1 to 64 rows; a few have no rows, and a quarter have a key that TensorFlow refuses.
 
         Raises:
           NoKind: the model declares no kind for one of the signature's inputs.
@@ -420,23 +356,22 @@ class RandomRequests:
         rng = np.random.default_rng(self.seed)
         kinds = self._kinds()
         with_ids = [name for name, kind in kinds.items() if kind.has_ids]
-        share = _BAD_KEY if any(isinstance(kind, Edges | ExampleEdges) for kind in kinds.values()) else _BAD_ID
         for number in range(count):
             num_rows = 0 if rng.random() < _NO_ROWS else int(rng.integers(1, _MOST_ROWS + 1))
-            bad = str(rng.choice(with_ids)) if with_ids and rng.random() < share else ""
-            yield self._one(Draw(rng, num_rows, self.scale, bad, number))
+            bad = str(rng.choice(with_ids)) if with_ids and rng.random() < _BAD_KEY else ""
+            yield self._one(Draw(rng, num_rows, bad, number))
 
     def row(self, tensors: Tensors, number: int) -> str:
         return "; ".join(kind.row(name, tensors, number) for name, kind in self._kinds().items())
 
     def of_key(self, only: Mapping[str, Key]) -> Tensors:
         """Returns a request of one row, in which an input has this key alone."""
-        return self._one(Draw(np.random.default_rng(self.seed), 1, self.scale, "", only=only))
+        return self._one(Draw(np.random.default_rng(self.seed), 1, "", only=only))
 
     def of_rows(self, num_rows: int, count: int) -> list[Tensors]:
         """Returns `count` random valid requests of `num_rows` rows each."""
         rng = np.random.default_rng([self.seed, num_rows])
-        return [self._one(Draw(rng, num_rows, self.scale, "", number)) for number in range(count)]
+        return [self._one(Draw(rng, num_rows, "", number)) for number in range(count)]
 
     def _one(self, draw: Draw) -> Tensors:
         tensors: Tensors = {}
@@ -470,7 +405,10 @@ def judged(
         (name,) = only
         having = [signature for signature, specs in signatures.items() if name in specs]
         signature = name if name in signatures else having[0]
-        requests = RandomRequests(signatures[signature], kinds, 1, 0)
+        requests = RandomRequests(signatures[signature], kinds, 0)
         return is_answered(signature, requests.of_key(only))
 
-    return {name: kind.judged(name, ask) for name, kind in kinds.items()}
+    inputs = [name for specs in signatures.values() for name in specs]
+    others = [name for name in inputs if name not in kinds]
+    named = {name: others[0] if name == "*" else name for name in kinds}
+    return {name: kind.judged(named[name], ask) if named[name] in inputs else kind for name, kind in kinds.items()}

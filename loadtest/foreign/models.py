@@ -10,10 +10,7 @@ from typing import Literal
 
 from loadtest.foreign.kinds import Kind
 
-# Type of a function that scales a table: given the number of rows at --scale 1, it returns the number of rows in this
-# run.
-Rows = Callable[[int], int]
-Builder = Callable[[Path, Rows], None]
+Builder = Callable[[Path], None]
 Keras = Literal["keras3", "tf_keras"]
 
 # Folder beside the versions of an original model, with a SavedModel whose signatures each answer the rows of one

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.foreign.frameworks import Tower, save_module, spec, tf, variable
-from loadtest.foreign.kinds import Examples, Ids, Kind, Numbers, Padded, Ragged, Words, vocabulary
-from loadtest.foreign.models import ZOO, Rows, Skip
+from loadtest.foreign.kinds import Examples, Kind, Numbers, ids, padded, vocabulary, words
+from loadtest.foreign.models import ZOO, Skip
 from loadtest.live_server import ROOT
 
 _WORDS = 800
@@ -20,19 +20,19 @@ USERS, ITEMS, TAGS = 5000, 2000, 1000
 
 
 _PEER_INPUTS = {
-    "user": Ids(USERS),
-    "item": Ids(ITEMS),
-    "ids": Ids(ITEMS),
-    "tag": Ids(TAGS),
-    "tag_values": Ragged(TAGS, splits="tag_splits"),
+    "user": ids(USERS),
+    "item": ids(ITEMS),
+    "ids": ids(ITEMS),
+    "tag": ids(TAGS),
+    "tag_values": ids(TAGS, splits="tag_splits"),
 }
 
 
 @ZOO.foreign(_PEER_INPUTS)
-def peer(folder: Path, rows: Rows) -> None:
+def peer(folder: Path) -> None:
     """Builds a model with signatures w1 (one concatenated output), w2 (three outputs), w4 (rows) and w5 (a tower)."""
-    users, items = variable("user", rows(USERS), 64), variable("item", rows(ITEMS), 64)
-    tags, tower = variable("tag", rows(TAGS), 32), Tower("tower", 160, hidden=256)
+    users, items = variable("user", USERS, 64), variable("item", ITEMS, 64)
+    tags, tower = variable("tag", TAGS, 32), Tower("tower", 160, hidden=256)
 
     def mean(values: Any, splits: Any) -> Any:
         lengths = tf.cast(splits[1:] - splits[:-1], tf.int32)
@@ -62,10 +62,10 @@ def peer(folder: Path, rows: Rows) -> None:
     save_module(folder, {"users": users, "items": items, "tags": tags, "tower": tower.variables}, signatures)
 
 
-@ZOO.foreign({"tag_values": Ragged(500, lengths="tag_lengths")})
-def module_ragged_by_lengths(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"tag_values": ids(500, lengths="tag_lengths")})
+def module_ragged_by_lengths(folder: Path) -> None:
     """Builds a model that averages the vectors of each row, given the ids of all rows and each row's number of ids."""
-    table = variable("tag", rows(500), 16)
+    table = variable("tag", 500, 16)
 
     def read(tag_values: Any, tag_lengths: Any) -> Any:
         ragged = tf.RaggedTensor.from_row_lengths(tag_values, tag_lengths)
@@ -74,10 +74,10 @@ def module_ragged_by_lengths(folder: Path, rows: Rows) -> None:
     save_module(folder, {"table": table}, {"serving_default": (read, [spec("tag_values"), spec("tag_lengths")])})
 
 
-@ZOO.foreign({"tag_values": Ragged(500, rowids="tag_rows", num_rows="num_rows")})
-def module_ragged_by_row_numbers(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"tag_values": ids(500, rowids="tag_rows", num_rows="num_rows")})
+def module_ragged_by_row_numbers(folder: Path) -> None:
     """Builds a model whose inputs are the ids of all rows, the row number of each id, and the number of rows."""
-    table = variable("tag", rows(500), 16)
+    table = variable("tag", 500, 16)
 
     def read(tag_values: Any, tag_rows: Any, num_rows: Any) -> Any:
         return {"sum": tf.math.unsorted_segment_sum(tf.gather(table, tag_values), tag_rows, num_rows)}
@@ -86,10 +86,10 @@ def module_ragged_by_row_numbers(folder: Path, rows: Rows) -> None:
     save_module(folder, {"table": table}, {"serving_default": (read, specs)})
 
 
-@ZOO.foreign({"tag_values": Ragged(500, splits="tag_splits", weights="tag_weights")})
-def module_ragged_weighted_sum(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"tag_values": ids(500, splits="tag_splits", weights="tag_weights")})
+def module_ragged_weighted_sum(folder: Path) -> None:
     """Builds a model that multiplies each vector by a weight before it sums the vectors of a ragged row."""
-    table = variable("tag", rows(500), 16)
+    table = variable("tag", 500, 16)
 
     def read(tag_values: Any, tag_splits: Any, tag_weights: Any) -> Any:
         weighted = tf.gather(table, tag_values) * tag_weights[:, None]
@@ -99,13 +99,13 @@ def module_ragged_weighted_sum(folder: Path, rows: Rows) -> None:
     save_module(folder, {"table": table}, {"serving_default": (read, specs)})
 
 
-def _save_keyed(folder: Path, rows: Rows, keys: Any, initializer: Any, buckets: int) -> None:
-    table = variable("word", rows(_WORDS) + max(buckets, 1), 16)
+def _save_keyed(folder: Path, keys: Any, initializer: Any, buckets: int) -> None:
+    table = variable("word", _WORDS + max(buckets, 1), 16)
     if buckets:
         found = tf.lookup.StaticVocabularyTable(initializer, buckets)
     else:
         # Without hash buckets, each word outside the vocabulary reads the row after the last word's row.
-        found = tf.lookup.StaticHashTable(initializer, rows(_WORDS))
+        found = tf.lookup.StaticHashTable(initializer, _WORDS)
 
     def read(word: Any) -> Any:
         return {"rows": tf.gather(table, found.lookup(word))}
@@ -113,36 +113,36 @@ def _save_keyed(folder: Path, rows: Rows, keys: Any, initializer: Any, buckets: 
     save_module(folder, {"table": table, "found": found}, {"serving_default": (read, [keys])})
 
 
-def _words_file(folder: Path, rows: Rows) -> str:
+def _words_file(folder: Path) -> str:
     # TensorFlow copies this vocabulary file into the assets/ folder of the SavedModel.
     path = folder.parent / "words.txt"
-    path.write_text("".join(f"{word}\n" for word in vocabulary("word", rows(_WORDS))))
+    path.write_text("".join(f"{word}\n" for word in vocabulary("word", _WORDS)))
     return str(path)
 
 
-def _file_initializer(folder: Path, rows: Rows) -> Any:
+def _file_initializer(folder: Path) -> Any:
     index = tf.lookup.TextFileIndex
-    file = _words_file(folder, rows)
+    file = _words_file(folder)
     return tf.lookup.TextFileInitializer(file, tf.string, index.WHOLE_LINE, tf.int64, index.LINE_NUMBER)
 
 
-@ZOO.foreign({"word": Words("word", _WORDS)})
-def keyed_by_file(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"word": words("word", _WORDS)})
+def keyed_by_file(folder: Path) -> None:
     """Builds a model in which a word's row is its line in an asset file; unknown words read the last row."""
-    _save_keyed(folder, rows, spec("word", "string"), _file_initializer(folder, rows), 0)
+    _save_keyed(folder, spec("word", "string"), _file_initializer(folder), 0)
 
 
-@ZOO.foreign({"word": Words("word", _WORDS)})
-def keyed_by_file_with_buckets(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"word": words("word", _WORDS)})
+def keyed_by_file_with_buckets(folder: Path) -> None:
     """Builds a model in which a word's row is its line in an asset file; unknown words are hashed to 7 rows."""
-    _save_keyed(folder, rows, spec("word", "string"), _file_initializer(folder, rows), 7)
+    _save_keyed(folder, spec("word", "string"), _file_initializer(folder), 7)
 
 
-@ZOO.foreign({"item": Ids(1000)})
-def table_of_int8_with_scale(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"item": ids(1000)})
+def table_of_int8_with_scale(folder: Path) -> None:
     """Builds a model that stores rows as int8 with a scale for each row; its graph multiplies a row by its scale."""
-    stored = tf.Variable(tf.cast(tf.round(variable("item", rows(1000), 16) * 40.0), tf.int8))
-    scale = tf.Variable(tf.abs(variable("scale", rows(1000), 1)) * 0.025)
+    stored = tf.Variable(tf.cast(tf.round(variable("item", 1000, 16) * 40.0), tf.int8))
+    scale = tf.Variable(tf.abs(variable("scale", 1000, 1)) * 0.025)
 
     def read(item: Any) -> Any:
         return {"rows": tf.cast(tf.gather(stored, item), tf.float32) * tf.gather(scale, item)}
@@ -150,10 +150,10 @@ def table_of_int8_with_scale(folder: Path, rows: Rows) -> None:
     save_module(folder, {"stored": stored, "scale": scale}, {"serving_default": (read, [spec("item")])})
 
 
-@ZOO.foreign({"item": Ids(1000)})
-def table_of_one_column(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"item": ids(1000)})
+def table_of_one_column(folder: Path) -> None:
     """Builds a model that reads biases [V] and weights [V, 1]."""
-    biases, weights = variable("bias", rows(1000)), variable("weight", rows(1000), 1)
+    biases, weights = variable("bias", 1000), variable("weight", 1000, 1)
 
     def read(item: Any) -> Any:
         return {"bias": tf.gather(biases, item), "weight": tf.gather(weights, item)}
@@ -161,19 +161,19 @@ def table_of_one_column(folder: Path, rows: Rows) -> None:
     save_module(folder, {"biases": biases, "weights": weights}, {"serving_default": (read, [spec("item")])})
 
 
-@ZOO.foreign({"item": Ids(1000)})
-def table_of_three_dimensions(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"item": ids(1000)})
+def table_of_three_dimensions(folder: Path) -> None:
     """Builds a model whose table has a matrix [4, 8] for each id."""
-    table = variable("item", rows(1000), 4, 8)
+    table = variable("item", 1000, 4, 8)
     save_module(
         folder, {"table": table}, {"serving_default": (lambda i: {"rows": tf.gather(table, i)}, [spec("item")])}
     )
 
 
-@ZOO.foreign({"item": Ids(1000)})
-def table_changed_in_the_graph(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"item": ids(1000)})
+def table_changed_in_the_graph(folder: Path) -> None:
     """Builds a model that returns rows multiplied by another variable, and the norms of the rows."""
-    table, factor = variable("item", rows(1000), 16), variable("factor", 16)
+    table, factor = variable("item", 1000, 16), variable("factor", 16)
 
     def read(item: Any) -> Any:
         return {"rows": tf.gather(table, item) * factor, "length": tf.norm(tf.gather(table, item), axis=1)}
@@ -188,14 +188,14 @@ _FM_FIELDS = {f"f{i}": 400 for i in range(10)}
 
 
 def _ids(sizes: dict[str, int]) -> dict[str, Kind]:
-    return {name: Ids(size) for name, size in sizes.items()}
+    return {name: ids(size) for name, size in sizes.items()}
 
 
 @ZOO.foreign({**_ids(_DLRM_TABLES), "dense": Numbers()})
-def dlrm(folder: Path, rows: Rows) -> None:
+def dlrm(folder: Path) -> None:
     """Builds a DLRM: eight tables, a bottom tower, the interactions of all pairs, and a top tower."""
     width = 16
-    tables = {name: variable(name, rows(size), width) for name, size in _DLRM_TABLES.items()}
+    tables = {name: variable(name, size, width) for name, size in _DLRM_TABLES.items()}
     bottom = Tower("bottom", 13, hidden=64, outputs=width)
     pairs = (len(tables) + 1) * len(tables) // 2
     top = Tower("top", pairs + width, hidden=64)
@@ -212,10 +212,10 @@ def dlrm(folder: Path, rows: Rows) -> None:
 
 
 @ZOO.foreign(_ids(_FM_FIELDS))
-def deepfm(folder: Path, rows: Rows) -> None:
+def deepfm(folder: Path) -> None:
     """Builds a DeepFM: ten fields in two tables each, of width 1 and 8; first order, factorization machine, tower."""
-    first = {f"{name}_first": variable(f"{name}_first", rows(size), 1) for name, size in _FM_FIELDS.items()}
-    second = {name: variable(name, rows(size), 8) for name, size in _FM_FIELDS.items()}
+    first = {f"{name}_first": variable(f"{name}_first", size, 1) for name, size in _FM_FIELDS.items()}
+    second = {name: variable(name, size, 8) for name, size in _FM_FIELDS.items()}
     tower = Tower("deep", 80, hidden=32)
 
     def score(**ids: Any) -> Any:
@@ -228,18 +228,18 @@ def deepfm(folder: Path, rows: Rows) -> None:
     _save_of_fields(folder, second, [tower], score, more=first)
 
 
-@ZOO.foreign({"user": Ids(3000), "word": Words("word", 500), "tag_values": Ragged(500, splits="tag_splits")})
-def wide_and_deep(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"user": ids(3000), "word": words("word", 500), "tag_values": ids(500, splits="tag_splits")})
+def wide_and_deep(folder: Path) -> None:
     """Builds a wide and deep model: a linear part over hashed feature crosses, and a tower over a row and a mean."""
-    users, tags = variable("user", rows(3000), 16), variable("tag", rows(500), 8)
-    wide, tower = variable("wide", rows(1000), 1), Tower("deep", 24)
+    users, tags = variable("user", 3000, 16), variable("tag", 500, 8)
+    wide, tower = variable("wide", 1000, 1), Tower("deep", 24)
 
     def score(user: Any, word: Any, tag_values: Any, tag_splits: Any) -> Any:
         mean = tf.reduce_mean(tf.RaggedTensor.from_row_splits(tf.gather(tags, tag_values), tag_splits), axis=1)
         # tf.reduce_mean gives NaN for a row without tags.
         mean = tf.where(tf.math.is_nan(mean), tf.zeros_like(mean), mean)
         crossed = tf.strings.join([tf.strings.as_string(user), word], separator="_X_")
-        linear = tf.gather(wide, tf.strings.to_hash_bucket_fast(crossed, rows(1000)))
+        linear = tf.gather(wide, tf.strings.to_hash_bucket_fast(crossed, 1000))
         return {"logit": linear + tower(tf.concat([tf.gather(users, user), mean], 1))}
 
     specs = [spec("user"), spec("word", "string"), spec("tag_values"), spec("tag_splits")]
@@ -247,10 +247,10 @@ def wide_and_deep(folder: Path, rows: Rows) -> None:
     save_module(folder, variables, {"serving_default": (score, specs)})
 
 
-@ZOO.foreign({"history": Padded(2000, 0), "item": Ids(2000), "user": Ids(3000)})
-def sequence_with_attention(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"history": padded(2000), "item": ids(2000), "user": ids(3000)})
+def sequence_with_attention(folder: Path) -> None:
     """Builds a model that combines a padded history [B, L] by attention to the scored item, as DIN does."""
-    items, users, tower = variable("item", rows(2000), 16), variable("user", rows(3000), 16), Tower("tower", 48)
+    items, users, tower = variable("item", 2000, 16), variable("user", 3000, 16), Tower("tower", 48)
 
     def score(history: Any, item: Any, user: Any) -> Any:
         seen, query = tf.gather(items, history), tf.gather(items, item)
@@ -263,10 +263,10 @@ def sequence_with_attention(folder: Path, rows: Rows) -> None:
     save_module(folder, variables, {"serving_default": (score, specs)})
 
 
-@ZOO.foreign({"history": Ids(2000), "item": Ids(2000)})
-def sequence_with_mean(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"history": ids(2000), "item": ids(2000)})
+def sequence_with_mean(folder: Path) -> None:
     """Builds a model that takes the plain mean of a history of fixed length, [B, 20]."""
-    items, tower = variable("item", rows(2000), 16), Tower("tower", 32)
+    items, tower = variable("item", 2000, 16), Tower("tower", 32)
 
     def score(history: Any, item: Any) -> Any:
         mean = tf.reduce_mean(tf.gather(items, history), 1)
@@ -290,10 +290,10 @@ def _save_of_fields(
     save_module(folder, variables, {"serving_default": (by_position, specs if dense is None else [dense, *specs])})
 
 
-@ZOO.foreign({"user": Ids(3000), "item": Ids(2000)})
-def two_towers_of_a_module(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"user": ids(3000), "item": ids(2000)})
+def two_towers_of_a_module(folder: Path) -> None:
     """Builds a model of ids that returns the normalized vectors of two towers, and their dot product."""
-    users, items = variable("user", rows(3000), 32), variable("item", rows(2000), 32)
+    users, items = variable("user", 3000, 32), variable("item", 2000, 32)
     of_user, of_item = Tower("user_tower", 32, outputs=16), Tower("item_tower", 32, outputs=16)
 
     def query(user: Any) -> Any:
@@ -314,10 +314,10 @@ def two_towers_of_a_module(folder: Path, rows: Rows) -> None:
     save_module(folder, variables, signatures)
 
 
-@ZOO.foreign({"user": Ids(3000)})
-def nearest_items(folder: Path, rows: Rows) -> None:
+@ZOO.foreign({"user": ids(3000)})
+def nearest_items(folder: Path) -> None:
     """Builds a model that scores a user's row against all rows of items, and returns the ten best."""
-    users, items = variable("user", rows(3000), 16), variable("item", rows(2000), 16)
+    users, items = variable("user", 3000, 16), variable("item", 2000, 16)
 
     def best(user: Any) -> Any:
         scores, ids = tf.math.top_k(tf.matmul(tf.gather(users, user), items, transpose_b=True), 10)
@@ -335,9 +335,7 @@ _ESTIMATORS: dict[str, dict[str, Kind]] = {
     "tpu_v1": {"examples": Examples(_ESTIMATOR_IDS)},
     "tpu_v2": {"examples": Examples(_ESTIMATOR_IDS)},
     # The model's inputs are sparse ids; a request sends each as two inputs, values and row splits.
-    "tpu_sparse": {
-        f"{name}__values": Ragged(size, splits=f"{name}__row_splits") for name, size in _ESTIMATOR_IDS.items()
-    },
+    "tpu_sparse": {f"{name}__values": ids(size, splits=f"{name}__row_splits") for name, size in _ESTIMATOR_IDS.items()},
 }
 
 
@@ -347,7 +345,7 @@ def golden_folder() -> Path:
     return Path(given) if given else ROOT.parent / "shared" / "golden" / "tpu_estimator_2_15" / "tensor_core"
 
 
-def _copy(export: str, folder: Path, rows: Rows) -> None:
+def _copy(export: str, folder: Path) -> None:
     source = golden_folder() / export / "1"
     if not source.is_dir():
         raise Skip(f"no exports of TensorFlow 2.15 beside the repository; --golden or ${GOLDEN_VARIABLE} says where")
@@ -355,4 +353,4 @@ def _copy(export: str, folder: Path, rows: Rows) -> None:
 
 
 for _name, _kinds in _ESTIMATORS.items():
-    ZOO.add(f"estimator_{_name}", _kinds, lambda folder, rows, export=_name: _copy(export, folder, rows))
+    ZOO.add(f"estimator_{_name}", _kinds, lambda folder, export=_name: _copy(export, folder))

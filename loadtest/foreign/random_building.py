@@ -7,7 +7,8 @@ each feature by itself: what a lookup signature that `adopt` adds must answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from loadtest.foreign.frameworks import Tower, normal, tf
 from loadtest.foreign.kinds import Edges, ExampleEdges, Kind, Numbers, edge_keys
-from loadtest.foreign.models import GATHERED, ForeignModel, Rows
+from loadtest.foreign.models import GATHERED, ForeignModel
 from loadtest.foreign.random_models import (
     AsText,
     Bounded,
@@ -44,16 +45,12 @@ def random_model(name: str) -> ForeignModel | None:
 
 
 def constructed(made: Construction, *, words: str = "") -> ForeignModel:
-    """Returns the model of a construction, with the keys at its edges; --scale enlarges only one without words."""
+    """Returns the model of a construction, with the keys at its edges."""
     build = {"keras3": _build_keras3, "tf_keras": _build_tf_keras, "columns": _build_columns, "session": _build_session}
     builder = build.get(made.framework, _build_module)
 
-    def write(folder: Path, rows: Rows) -> None:
-        tables = made.tables if words else tuple(replace(table, rows=rows(table.rows)) for table in made.tables)
-        builder(replace(made, tables=tables), folder)
-
     keras = "tf_keras" if made.framework == "tf_keras" else "keras3"
-    return ForeignModel(made.name, write, keras, _inputs(made), words)
+    return ForeignModel(made.name, partial(builder, made), keras, _inputs(made), words)
 
 
 def _is_parsed(made: Construction) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -16,8 +17,15 @@ from service.artifact.protos import message_class
 from tests.conformance.wires import HTTP_STATUS_OF_CODE, Failure, HttpClient, Request
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-_DATATYPES = {"int64": "INT64", "int32": "INT32", "float32": "FP32", "object": "BYTES"}
-_FIELDS = {"INT64": "int64_contents", "INT32": "int_contents", "FP32": "fp32_contents", "BYTES": "bytes_contents"}
+_DATATYPES = {
+    **{"int64": "INT64", "int32": "INT32", "float32": "FP32", "object": "BYTES", "bool": "BOOL", "float64": "FP64"},
+    **{"uint8": "UINT8", "int8": "INT8", "int16": "INT16", "uint16": "UINT16"},
+}
+_FIELDS = {
+    **{"INT64": "int64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BOOL": "bool_contents"},
+    **{"BYTES": "bytes_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents"},
+    **{"UINT8": "uint_contents", "UINT16": "uint_contents"},
+}
 
 
 def raw_bytes(array: np.ndarray) -> bytes:
@@ -25,6 +33,36 @@ def raw_bytes(array: np.ndarray) -> bytes:
     if array.dtype != object:
         return array.astype(array.dtype.newbyteorder("<")).tobytes()
     return b"".join(struct.pack("<I", len(item)) + item for item in array.tolist())
+
+
+def described(arrays: Mapping[str, np.ndarray], *, is_binary: bool) -> tuple[list[dict[str, Any]], bytes]:
+    """Returns the inputs of a JSON document, and the binary data that follows it."""
+    inputs, binary = [], b""
+    for name, array in arrays.items():
+        tensor: dict[str, Any] = {"name": name, "datatype": _DATATYPES[array.dtype.name], "shape": list(array.shape)}
+        if is_binary:
+            data = raw_bytes(array.reshape(-1))
+            tensor["parameters"] = {"binary_data_size": len(data)}
+            binary += data
+        else:
+            items = array.reshape(-1).tolist()
+            tensor["data"] = [one.decode(errors="replace") if isinstance(one, bytes) else one for one in items]
+        inputs.append(tensor)
+    return inputs, binary
+
+
+def infer_request(model: str, signature: str, arrays: Mapping[str, np.ndarray], *, is_raw: bool) -> Any:
+    """Returns a ModelInferRequest with tensors in raw or in typed contents."""
+    message = message_class("inference.ModelInferRequest")(model_name=model)
+    message.parameters["signature_name"].string_param = signature
+    for name, array in arrays.items():
+        datatype = _DATATYPES[array.dtype.name]
+        tensor = message.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        if is_raw:
+            message.raw_input_contents.append(raw_bytes(array.reshape(-1)))
+        else:
+            getattr(tensor.contents, _FIELDS[datatype]).extend(array.reshape(-1).tolist())
+    return message
 
 
 class OipHttpWire:
@@ -39,20 +77,7 @@ class OipHttpWire:
 
     def send(self, request: Request) -> dict[str, np.ndarray]:
         """Posts a request's tensors; returns the outputs or raises Failure."""
-        inputs, binary = [], b""
-        for name, array in request.arrays().items():
-            tensor: dict[str, Any] = {
-                "name": name,
-                "datatype": _DATATYPES[array.dtype.name],
-                "shape": list(array.shape),
-            }
-            if self._is_binary:
-                data = raw_bytes(array)
-                tensor["parameters"] = {"binary_data_size": len(data)}
-                binary += data
-            else:
-                tensor["data"] = [item.decode() if isinstance(item, bytes) else item for item in array.tolist()]
-            inputs.append(tensor)
+        inputs, binary = described(request.arrays(), is_binary=self._is_binary)
         parameters = {"signature_name": request.signature, "binary_data_output": self._is_binary}
         head = json.dumps({"id": "i", "inputs": inputs, "parameters": parameters}).encode()
         version = "" if request.version is None else f"/versions/{request.version}"
@@ -90,18 +115,10 @@ class OipGrpcWire:
 
     def send(self, request: Request) -> dict[str, np.ndarray]:
         """Sends a request's tensors; returns the outputs or raises Failure."""
-        message = message_class("inference.ModelInferRequest")()
-        message.model_name, message.id = request.model, "i"
-        message.parameters["signature_name"].string_param = request.signature
+        message = infer_request(request.model, request.signature, request.arrays(), is_raw=self._is_raw)
+        message.id = "i"
         if request.version is not None:
             message.model_version = str(request.version)
-        for name, array in request.arrays().items():
-            datatype = _DATATYPES[array.dtype.name]
-            tensor = message.inputs.add(name=name, datatype=datatype, shape=array.shape)
-            if self._is_raw:
-                message.raw_input_contents.append(raw_bytes(array))
-            else:
-                getattr(tensor.contents, _FIELDS[datatype]).extend(array.reshape(-1).tolist())
         try:
             data = self._infer(message.SerializeToString(), timeout=60)
         except grpc.RpcError as error:

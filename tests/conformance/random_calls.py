@@ -16,20 +16,11 @@ from typing import Any
 import numpy as np
 
 from service.artifact.protos import message_class
-from tests.conformance.oip_wires import INFER, raw_bytes
+from tests.conformance.oip_wires import INFER, described, infer_request
 from tests.conformance.wires import FIELDS, PREDICT, fill_tensor
 from tests.toy_model import MANIFEST
 
 Array = np.ndarray[Any, Any]
-_OIP_DATATYPES = {
-    **{"int64": "INT64", "int32": "INT32", "float32": "FP32", "object": "BYTES", "bool": "BOOL", "float64": "FP64"},
-    **{"uint8": "UINT8", "int8": "INT8", "int16": "INT16", "uint16": "UINT16"},
-}
-_OIP_FIELDS = {
-    **{"INT64": "int64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BOOL": "bool_contents"},
-    **{"BYTES": "bytes_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents"},
-    **{"UINT8": "uint_contents", "UINT16": "uint_contents"},
-}
 _WORDS = ("red", "grün", "blue", "", "no such word", 'a "quoted"\\ word')
 _CODES = (100, -5, 7, 0, 12345678901)
 
@@ -188,16 +179,8 @@ def _grpc(rng: random.Random, drawn: Drawn) -> Call:
 def _oip_grpc(rng: random.Random, drawn: Drawn) -> list[Call]:
     calls = []
     for wire, is_raw in (("oip grpc", True), ("oip grpc contents", False)):
-        message = message_class("inference.ModelInferRequest")()
-        message.model_name, message.id = drawn.model, rng.choice(("", "i"))
-        message.parameters["signature_name"].string_param = drawn.signature
-        for name, array in drawn.arrays.items():
-            datatype = _OIP_DATATYPES[array.dtype.name]
-            tensor = message.inputs.add(name=name, datatype=datatype, shape=array.shape)
-            if is_raw:
-                message.raw_input_contents.append(raw_bytes(array.reshape(-1)))
-            else:
-                getattr(tensor.contents, _OIP_FIELDS[datatype]).extend(array.reshape(-1).tolist())
+        message = infer_request(drawn.model, drawn.signature, drawn.arrays, is_raw=is_raw)
+        message.id = rng.choice(("", "i"))
         if drawn.outputs and rng.random() < 0.2:
             message.outputs.add(name=rng.choice(drawn.outputs))
         calls.append(Call(wire, True, INFER, message.SerializeToString(deterministic=True)))
@@ -208,23 +191,7 @@ def _oip_http(rng: random.Random, drawn: Drawn) -> list[Call]:
     calls = []
     path = f"/v2/models/{drawn.model}/infer"
     for wire, is_binary in (("oip json", False), ("oip binary", True)):
-        inputs, binary = [], b""
-        for name, array in drawn.arrays.items():
-            tensor: dict[str, Any] = {
-                "name": name,
-                "datatype": _OIP_DATATYPES[array.dtype.name],
-                "shape": list(array.shape),
-            }
-            if is_binary:
-                data = raw_bytes(array.reshape(-1))
-                tensor["parameters"] = {"binary_data_size": len(data)}
-                binary += data
-            else:
-                tensor["data"] = [
-                    one.decode(errors="replace") if isinstance(one, bytes) else one
-                    for one in array.reshape(-1).tolist()
-                ]
-            inputs.append(tensor)
+        inputs, binary = described(drawn.arrays, is_binary=is_binary)
         document: dict[str, Any] = {
             "inputs": inputs,
             "parameters": {"signature_name": drawn.signature, "binary_data_output": is_binary},

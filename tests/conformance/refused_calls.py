@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from google.protobuf import text_format
 
 from service.artifact.protos import message_class
 from tests.conformance.oip_wires import INFER
@@ -14,78 +16,37 @@ from tests.conformance.wires import PREDICT
 
 # JSON texts that are faults wherever a document is expected.
 _BAD_JSON: tuple[bytes, ...] = (
-    b"",
-    b" ",
-    b"null",
-    b"[1]",
-    b'"x"',
-    b"{",
-    b"{1",
-    b'{"a" 1}',
-    b'{"a": x}',
-    b'{"a": tru}',
-    b'{"a": 1.}',
-    b'{"a": 1e}',
-    b'{"a": 1e999}',
-    b'{"a": -}',
-    b'{"a": 01}',
-    b'{"a": "',
-    b'{"a": "\n"}',
-    b'{"a": "\\x"}',
-    b'{"a": "\\u12g4"}',
-    b'{"a": "\\ud800"}',
-    b'{"a": "\xff"}',
-    b'{"a": "\xe2\x82"}',
-    b'{"a": [1 2]}',
-    b'{"a": 1',
-    b'{"a": 1, "a": 2}',
-    b'{"a": {"b": 1, "b": 2}}',
-    b"[" * 2000,
-    b"[" * 2000 + b"]" * 2000,
+    *(b"", b" ", b"null", b"[1]", b'"x"', b"{", b"{1", b'{"a" 1}', b'{"a": x}', b'{"a": tru}', b'{"a": 1.}'),
+    *(b'{"a": 1e}', b'{"a": 1e999}', b'{"a": -}', b'{"a": 01}', b'{"a": "', b'{"a": "\n"}', b'{"a": "\\x"}'),
+    *(b'{"a": "\\u12g4"}', b'{"a": "\\ud800"}', b'{"a": "\xff"}', b'{"a": "\xe2\x82"}', b'{"a": [1 2]}'),
+    *(b'{"a": 1', b'{"a": 1, "a": 2}', b'{"a": {"b": 1, "b": 2}}', b"[" * 2000, b"[" * 2000 + b"]" * 2000),
 )
 # Values that fit no feature of integers.
 _BAD_VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    1,
-    1.5,
-    "red",
-    "",
-    [],
-    [[]],
-    [None],
-    [True],
-    [1.5],
-    ["red"],
-    [1, "red"],
-    [1, [2]],
-    [[1], 2],
-    [[1], [2, 3]],
-    [[[1]]],
-    [[1], []],
-    [99],
-    [-1],
-    [2**63],
-    [2**64],
-    [-(2**63) - 1],
-    [10**30],
-    {},
-    {"b64": "AQ=="},
-    {"b64": 1},
-    [{"b64": "AQ=="}],
-    [{"b64": "*"}],
-    [{"a": 1}],
-    [1, 2, {"b64": "x", "a": 1}],
-    ["x" * 300],
-    [[1, 2, 3, 4, 5]],
+    *(None, True, 1, 1.5, "red", "", [], [[]], [None], [True], [1.5], ["red"], [1, "red"], [1, [2]], [[1], 2]),
+    *([[1], [2, 3]], [[[1]]], [[1], []], [99], [-1], [2**63], [2**64], [-(2**63) - 1], [10**30], {}),
+    *({"b64": "AQ=="}, {"b64": 1}, [{"b64": "AQ=="}], [{"b64": "*"}], [{"a": 1}], [1, 2, {"b64": "x", "a": 1}]),
+    *(["x" * 300], [[1, 2, 3, 4, 5]]),
 )
+
+
+def _posts(wire: str, path: str, bodies: Iterable[Any]) -> Iterator[Call]:
+    """Yields POSTs of bytes, or of documents as JSON."""
+    for body in bodies:
+        yield Call(wire, False, path, body if isinstance(body, bytes) else json.dumps(body).encode())
+
+
+def _spoilt(message: Any, cleared: str, text: str) -> None:
+    """Clears fields of a message, and merges others in protobuf's text format."""
+    for name in cleared.split():
+        message.ClearField(name)
+    text_format.Merge(text, message)
 
 
 def lookup_calls(model: str, features: dict[str, Any]) -> Iterator[Call]:
     """Yields `:lookup` requests with faults; `features` has a valid value for each feature of signature "lookup"."""
     path = f"/v1/models/{model}:lookup"
-    for body in _BAD_JSON:
-        yield Call("lookup", False, path, body)
+    yield from _posts("lookup", path, _BAD_JSON)
     documents: list[Any] = [
         {},
         {"features": None},
@@ -110,23 +71,20 @@ def lookup_calls(model: str, features: dict[str, Any]) -> Iterator[Call]:
             documents.append({"features": {**features, name: bad}})
         for part in ("values", "row_splits", "weights"):
             documents.append({"features": {f"{name}__{part}": [1]}})
-    for document in documents:
-        yield Call("lookup", False, path, json.dumps(document).encode())
+    yield from _posts("lookup", path, documents)
     good = json.dumps({"features": features}).encode()
     yield from _places(model, ":lookup", good)
     # Rare forms without a fault.
-    yield Call("lookup", False, path, good + b" trailing")
-    yield Call("lookup", False, path, b"\xef\xbb\xbf" + good)
-    yield Call("lookup", False, path, good.replace(b'"features"', b'"feat\\u0075res"'))
+    escaped = good.replace(b'"features"', b'"feat\\u0075res"')
+    yield from _posts("lookup", path, [good + b" trailing", b"\xef\xbb\xbf" + good, escaped])
 
 
 def rows_calls(model: str, table: str) -> Iterator[Call]:
     """Yields requests for rows of a table with faults."""
     path = f"/v1/models/{model}/tables/{table}:rows"
-    for body in _BAD_JSON:
-        yield Call("rows", False, path, body)
-    for document in [{}, {"ids": [1], "more": 1}, {"Ids": [1]}, *({"ids": bad} for bad in _BAD_VALUES)]:
-        yield Call("rows", False, path, json.dumps(document).encode())
+    yield from _posts("rows", path, _BAD_JSON)
+    documents = [{}, {"ids": [1], "more": 1}, {"Ids": [1]}, *({"ids": bad} for bad in _BAD_VALUES)]
+    yield from _posts("rows", path, documents)
     good = b'{"ids": [1]}'
     yield Call("rows", False, f"/v1/models/{model}/tables/absent:rows", good)
     yield from _places(model, f"/tables/{table}:rows", good)
@@ -135,8 +93,7 @@ def rows_calls(model: str, table: str) -> Iterator[Call]:
 def predict_calls(model: str, signature: str, inputs: dict[str, Any]) -> Iterator[Call]:
     """Yields REST predict requests with faults; `inputs` has a valid column, such as a list, for each input."""
     path = f"/v1/models/{model}:predict"
-    for body in _BAD_JSON:
-        yield Call("predict", False, path, body)
+    yield from _posts("predict", path, _BAD_JSON)
     named = {"signature_name": signature}
     first = next(iter(inputs))
     rows = [dict(zip(inputs, values, strict=True)) for values in zip(*inputs.values(), strict=True)]
@@ -179,8 +136,7 @@ def predict_calls(model: str, signature: str, inputs: dict[str, Any]) -> Iterato
             documents.append({"instances": [{**rows[0], f"{name}__{part}": 1}], **named})
     documents += [{"inputs": bad, **named} for bad in _BAD_VALUES]
     documents += [{"instances": bad, **named} for bad in _BAD_VALUES]
-    for document in documents:
-        yield Call("predict", False, path, json.dumps(document).encode())
+    yield from _posts("predict", path, documents)
     good = json.dumps({"inputs": {first: inputs[first]}, **named}).encode()
     yield from _places(model, ":predict", good)
 
@@ -188,6 +144,19 @@ def predict_calls(model: str, signature: str, inputs: dict[str, Any]) -> Iterato
 def _places(model: str, end: str, body: bytes) -> Iterator[Call]:
     for place in ("absent", f"{model}/versions/7", f"{model}/labels/absent", "absent/versions/7", "absent/labels/x"):
         yield Call("places", False, f"/v1/models/{place}{end}", body)
+
+
+# What is cleared in a TensorProto, and what is merged into it.
+_VALUES = "int64_val float_val string_val"
+_BAD_PROTOS = (
+    ("", "dtype: DT_INVALID"),
+    ("", "dtype: 109"),
+    ("", "tensor_shape { unknown_rank: true }"),
+    *(("", f"tensor_shape {{ dim {{ size: {size} }} }}") for size in (-1, 1 << 40, 0)),
+    (_VALUES, 'tensor_content: "abc"'),
+    (f"tensor_shape tensor_content int_val {_VALUES}", "dtype: DT_BOOL tensor_shape { dim { size: 1 } }"),
+    ("tensor_shape", "tensor_shape {}"),
+)
 
 
 def grpc_calls(model: str, signature: str, tensors: dict[str, Any]) -> Iterator[Call]:
@@ -229,37 +198,33 @@ def grpc_calls(model: str, signature: str, tensors: dict[str, Any]) -> Iterator[
     for name in tensors:
         yield call(request(inputs=[one for one in tensors if one != name]))
         yield call(request(inputs=[one for one in tensors if one != name] + ["absent"]))
-        for spoil in range(9):
+        for cleared, text in _BAD_PROTOS:
             message = request()
-            tensor = message.inputs[name]
-            match spoil:
-                case 0:
-                    tensor.dtype = 0
-                case 1:
-                    tensor.dtype = 109
-                case 2:
-                    tensor.tensor_shape.unknown_rank = True
-                case 3:
-                    tensor.tensor_shape.dim.add().size = -1
-                case 4:
-                    tensor.tensor_shape.dim.add().size = 1 << 40
-                case 5:
-                    tensor.tensor_shape.dim.add().size = 0
-                case 6:
-                    tensor.tensor_content = b"abc"
-                    tensor.ClearField("int64_val")
-                    tensor.ClearField("float_val")
-                    tensor.ClearField("string_val")
-                case 7:
-                    tensor.Clear()
-                    tensor.dtype = 10
-                    tensor.tensor_shape.dim.add().size = 1
-                case 8:
-                    tensor.tensor_shape.Clear()
+            _spoilt(message.inputs[name], cleared, text)
             yield call(message)
     good = request().SerializeToString()
     for bad in (b"\xff", good[:-1], good + b"\x0a", good + b"\x0a\x7f"):
         yield Call("grpc", True, PREDICT, bad)
+
+
+# What is cleared in a ModelInferRequest or in its tensor "user", and what is merged into it.
+_BAD_INFERS = (
+    *(("request", "", f'model_name: "{name}"') for name in ("", "absent")),
+    *(("request", "", f'model_version: "{version}"') for version in ("7", "absent", "9" * 30)),
+    ("request", "", 'parameters { key: "signature_name" value { string_param: "absent" } }'),
+    ("request", "", 'parameters { key: "signature_name" value { int64_param: 1 } }'),
+    ("tensor", "", 'parameters { key: "shared_memory_region" value { string_param: "x" } }'),
+    ("request", "", 'outputs { name: "user" parameters { key: "classification" value { int64_param: 1 } } }'),
+    *(("request", "", 'raw_input_contents: "x" ' * count) for count in (1, 3)),
+    *(("tensor", "", f'name: "{name}"') for name in ("tags__values", "absent")),
+    *(("tensor", "", f'datatype: "{datatype}"') for datatype in ("INT65", "FP16", "FP32", "BYTES")),
+    *(("tensor", "shape", f"shape: {shape}") for shape in ([-1], [1] * 65, [1 << 40, 1 << 40], [], [2])),
+    ("tensor", "contents", "contents { int64_contents: 99 }"),
+    ("tensor", "", 'datatype: "INT8" contents { int_contents: 300 }'),
+    ("tensor", "", 'datatype: "UINT16" contents { uint_contents: 70000 }'),
+    ("request", "", 'outputs { name: "absent" }'),
+    ("request", "", 'outputs { name: "user" } outputs { name: "user" }'),
+)
 
 
 def infer_grpc_calls(model: str, signature: str) -> Iterator[Call]:
@@ -274,74 +239,13 @@ def infer_grpc_calls(model: str, signature: str) -> Iterator[Call]:
         message.inputs.add(name="tags__row_splits", datatype="INT64", shape=[2]).contents.int64_contents.extend([0, 2])
         return message
 
-    def spoil(message: Any, number: int) -> None:
-        tensor = message.inputs[0]
-        match number:
-            case 0:
-                message.model_name = ""
-            case 1:
-                message.model_name = "absent"
-            case 2:
-                message.model_version = "7"
-            case 3:
-                message.model_version = "absent"
-            case 4:
-                message.model_version = "9" * 30
-            case 5:
-                message.parameters["signature_name"].string_param = "absent"
-            case 6:
-                message.parameters["signature_name"].int64_param = 1
-            case 7:
-                tensor.parameters["shared_memory_region"].string_param = "x"
-            case 8:
-                message.outputs.add(name="user").parameters["classification"].int64_param = 1
-            case 9:
-                message.raw_input_contents.append(b"x")
-            case 10:
-                message.raw_input_contents.extend([b"x"] * 3)
-            case 11:
-                tensor.name = "tags__values"
-            case 12:
-                tensor.name = "absent"
-            case 13:
-                tensor.datatype = "INT65"
-            case 14:
-                tensor.datatype = "FP16"
-            case 15:
-                tensor.datatype = "FP32"
-            case 16:
-                tensor.datatype = "BYTES"
-            case 17:
-                tensor.shape[0] = -1
-            case 18:
-                tensor.shape[:] = [1] * 65
-            case 19:
-                tensor.shape[:] = [1 << 40, 1 << 40]
-            case 20:
-                tensor.shape[:] = []
-            case 21:
-                tensor.shape[0] = 2
-            case 22:
-                tensor.contents.int64_contents[0] = 99
-            case 23:
-                tensor.datatype = "INT8"
-                tensor.contents.int_contents.append(300)
-            case 24:
-                tensor.datatype = "UINT16"
-                tensor.contents.uint_contents.append(70000)
-            case 25:
-                message.outputs.add(name="absent")
-            case 26:
-                message.outputs.add(name="user")
-                message.outputs.add(name="user")
-            case 27:
-                del message.inputs[1]
-            case 28:
-                del message.inputs[:]
-
-    for number in range(29):
+    for place, cleared, text in _BAD_INFERS:
         message = request()
-        spoil(message, number)
+        _spoilt(message.inputs[0] if place == "tensor" else message, cleared, text)
+        yield Call("oip grpc", True, INFER, message.SerializeToString())
+    for missing in (slice(1, 2), slice(None)):
+        message = request()
+        del message.inputs[missing]
         yield Call("oip grpc", True, INFER, message.SerializeToString())
     for data, datatype, shape in (
         (b"", "INT64", [1]),
@@ -366,8 +270,7 @@ def infer_grpc_calls(model: str, signature: str) -> Iterator[Call]:
 def infer_calls(model: str, signature: str) -> Iterator[Call]:
     """Yields infer requests over HTTP with faults, for a signature with inputs "user" and ragged "tags"."""
     path = f"/v2/models/{model}/infer"
-    for body in _BAD_JSON:
-        yield Call("infer", False, path, body)
+    yield from _posts("infer", path, _BAD_JSON)
     user = {"name": "user", "datatype": "INT64", "shape": [1], "data": [1]}
     parameters = {"signature_name": signature}
     good = {"inputs": [user], "parameters": parameters}
@@ -391,22 +294,7 @@ def infer_calls(model: str, signature: str) -> Iterator[Call]:
         {**good, "inputs": [user, {**user, "name": "absent"}]},
         {**good, "inputs": [{**user, "parameters": {"binary_data_size": 8}}]},
     ]
-    bad_values: tuple[Any, ...] = (
-        None,
-        1,
-        1.5,
-        "x",
-        [],
-        [1],
-        [-1],
-        ["x"],
-        [1.5],
-        {},
-        [2**63],
-        [1] * 65,
-        [2**40, 2**40],
-        True,
-    )
+    bad_values: list[Any] = [None, 1, 1.5, "x", [], [1], [-1], ["x"], [1.5], {}, [2**63], [1] * 65, [2**40] * 2, True]
     for key in ("name", "datatype", "shape", "data", "parameters"):
         documents.append({**good, "inputs": [{k: v for k, v in user.items() if k != key}]})
         documents += [{**good, "inputs": [{**user, key: bad}]} for bad in bad_values]
@@ -415,8 +303,7 @@ def infer_calls(model: str, signature: str) -> Iterator[Call]:
     documents += [{**good, "inputs": [{**user, "datatype": "INT8", "data": [300]}]}]
     for datatype in ("BOOL", "FP32", "BYTES", "UINT8", "FP16", "BF16", "INT65"):
         documents.append({**good, "inputs": [{**user, "datatype": datatype}]})
-    for document in documents:
-        yield Call("infer", False, path, json.dumps(document).encode())
+    yield from _posts("infer", path, documents)
     whole = json.dumps(good).encode()
     for place in ("absent", f"{model}/versions/7", "absent/versions/7"):
         yield Call("infer", False, f"/v2/models/{place}/infer", whole)

@@ -25,7 +25,7 @@ _ACCOUNT = "devstoreaccount1"
 _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
-class _Emulator:
+class Emulator:
     """A server process on a port of its own, ready with an empty bucket.
 
     command: its command line without the port's flag.
@@ -53,7 +53,7 @@ class _Emulator:
         self._process.wait()
 
 
-class Azurite(_Emulator):
+class Azurite(Emulator):
     """Microsoft's emulator of Azure's object store."""
 
     PROGRAM = "azurite-blob"
@@ -106,7 +106,7 @@ class Azurite(_Emulator):
         return httpx.request(method, f"{self.url}/{_ACCOUNT}/{place}", content=data, headers=sent, timeout=60)
 
 
-class FakeGcsServer(_Emulator):
+class FakeGcsServer(Emulator):
     """An emulator of Google's object store; its XML interface answers reads, and refuses writes."""
 
     PROGRAM = "fake-gcs-server"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
 import pytest
+
+from tests.http_servers import Silent, http_server
 
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -23,7 +24,7 @@ class Collector:
         self.paths: list[str] = []
         collector = self
 
-        class Http(BaseHTTPRequestHandler):
+        class Http(Silent):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.headers.get("Content-Encoding") == "gzip":
@@ -35,11 +36,8 @@ class Collector:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-            def log_message(self, *arguments: Any) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Http)
-        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
+        self._stack = ExitStack()
+        self._http_port = self._stack.enter_context(http_server(Http))
         method = grpc.unary_unary_rpc_method_handler(self._export)
         service, name = _EXPORT[1:].split("/")
         handler = grpc.method_handlers_generic_handler(service, {name: method})
@@ -48,7 +46,7 @@ class Collector:
 
     def endpoint(self, protocol: str) -> str:
         """Returns the value for OTEL_EXPORTER_OTLP_ENDPOINT."""
-        return f"http://127.0.0.1:{self._grpc_port if protocol == 'grpc' else self._http.server_address[1]}"
+        return f"http://127.0.0.1:{self._grpc_port if protocol == 'grpc' else self._http_port}"
 
     def receive(self, body: bytes) -> None:
         """Keeps the spans of an ExportTraceServiceRequest."""
@@ -65,15 +63,12 @@ class Collector:
         return b""
 
     def __enter__(self) -> Collector:
-        self._thread.start()
         self._grpc.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._grpc.stop(0).wait()
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        self._stack.close()
 
 
 def attributes(holder: Any) -> dict[str, Any]:

@@ -3,48 +3,28 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.integration.process import environment, until, unused_ports
+from tests.integration.cloud_emulators import BUCKET, Emulator
+from tests.integration.process import unused_ports
 
-BUCKET = "models"
 
-
-class S3Server:
+class S3Server(Emulator):
     """moto's server on a port that it keeps over restarts; it forgets all objects when it is killed."""
 
     def __init__(self) -> None:
         (self.port,) = unused_ports(1)
-        self.url = f"http://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
         """Starts the S3 server and waits until it answers; its bucket is empty."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        until(lambda: self._process.poll() is not None or self._answers())
-        assert self._process.poll() is None, "moto can not start"
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        super().__init__(command, self.port)
         httpx.put(f"{self.url}/{BUCKET}", timeout=60).raise_for_status()
-
-    def _answers(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/moto-api/data.json", timeout=60).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def kill(self) -> None:
-        """Kills the server at once, whatever it is doing."""
-        self._process.kill()
-        self._process.wait()
 
     def put(self, key: str, data: bytes) -> None:
         """Uploads an object."""

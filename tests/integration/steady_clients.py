@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -13,10 +14,10 @@ import numpy as np
 
 from tests.integration.process import PACE_S, PATIENCE_S, ServerProcess, predict_grpc
 
-FEATURES = {"user": [3], "tags_sum": [[1, 2, 3]]}
-INPUTS = {"user": [3], "tags_sum__values": [1, 2, 3], "tags_sum__row_splits": [0, 3]}
+FEATURES = {"user": [3], "tags_sum": [[1, 2, 3], [], [3]]}
+INPUTS = {"user": [3], "tags_sum__values": [1, 2, 3, 3], "tags_sum__row_splits": [0, 3, 3, 4]}
 # The expected answer of the toy model at scale 1.
-ANSWER = {"user": [[3, 30]], "tags_sum": [[6, 14, 3]]}
+ANSWER = {"user": [[3, 30]], "tags_sum": [[6, 14, 3], [0, 0, 0], [3, 9, 1]]}
 
 
 class SteadyClients:
@@ -50,7 +51,12 @@ class SteadyClients:
 
     def _http(self, http: httpx.Client) -> Any:
         response = http.post("/v1/models/default:lookup", json={"features": FEATURES})
-        return response.json()["embeddings"] if response.status_code == 200 else response.headers["X-Error-Code"]
+        if response.status_code != 200:
+            return response.headers["X-Error-Code"]
+        answer = response.json()["embeddings"]
+        # The scale of each version's rows is the version's number.
+        is_named = float(response.headers["X-Model-Version"]) * ANSWER["user"][0][0] == answer["user"][0][0]
+        return answer if is_named else answer | {"of": dict(response.headers)}
 
     def _grpc(self, http: httpx.Client) -> Any:
         inputs = {name: np.array(values) for name, values in INPUTS.items()}
@@ -59,6 +65,11 @@ class SteadyClients:
         except grpc.RpcError as error:
             return error.code().name
         return {name: array.tolist() for name, array in outputs.items()}
+
+    def unexpected(self, *codes: str) -> list[str]:
+        """Returns the outcomes that are no answer, none of these codes, and no connection that broke or was refused."""
+        found = [one for one in self.counts if isinstance(one, str) and one not in codes]
+        return [one for one in found if not re.match("(Connect|Read|Write|RemoteProtocol)Error: ", one)]
 
     def __enter__(self) -> SteadyClients:
         for thread in self._threads:

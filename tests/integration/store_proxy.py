@@ -5,10 +5,13 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from http.server import BaseHTTPRequestHandler
+from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.http_servers import Silent, http_server
 
 # Headers that describe one connection or one message: the proxy does not pass them on.
 _HOP_HEADERS = ("host", "connection", "keep-alive", "transfer-encoding", "content-length")
@@ -23,11 +26,6 @@ class Request(NamedTuple):
     query: dict[str, list[str]]
     status: int
     answer_bytes: int
-
-    @property
-    def is_listing(self) -> bool:
-        """Whether the request lists objects or folders, in the words of S3, Google's or Azure's interface."""
-        return self.method == "GET" and ("list-type" in self.query or self.query.get("comp") == ["list"])
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class StoreProxy:
         self.requests: list[Request] = []
         proxy = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Silent):
             protocol_version = "HTTP/1.1"
             # Without this, the kernel would hold back a small answer until the client has acknowledged the answer's
             # head.
@@ -78,19 +76,13 @@ class StoreProxy:
 
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass
 
-            def log_message(self, format: str, *args: Any) -> None:
-                """Writes no log line: the proxy keeps its requests in a list."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
+        self._stack = ExitStack()
+        self.port = self._stack.enter_context(http_server(Handler))
         self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
     def close(self) -> None:
         """Stops the proxy: it accepts no further connections."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._stack.close()
 
     def _answer(self, handler: BaseHTTPRequestHandler, port: int) -> None:
         url = urlsplit(handler.path)

@@ -582,12 +582,3 @@ def test_secrets_show_nowhere(guarded: Guarded) -> None:
     secrets = [*TOKENS.values(), *(sha256(token.encode()).hexdigest() for token in TOKENS.values())]
     for text in texts:
         assert not any(secret in text for secret in secrets)
-
-
-def test_a_file_of_callers_that_can_not_be_read_stops_the_start(tmp_path: Path) -> None:
-    write_toy_model(tmp_path / "m" / "1")
-    path = tmp_path / "auth.toml"
-    path.write_text('[[caller]]\nname = "a"\n')
-    with ServerProcess(model_base_path=tmp_path / "m", auth_config=path) as server:
-        assert server.exit_code() == 2
-        assert 'caller "a" has neither token_sha256' in server.text()

@@ -16,7 +16,6 @@ import pytest
 from service.artifact.protos import message_class
 from tests.conformance.wires import PREDICT, predict_request, read_tensor
 from tests.exposition import read_exposition
-from tests.integration.conftest import Serve
 from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.tower_model import TAGS, USERS
 
@@ -394,16 +393,3 @@ def test_requests_that_wait_while_their_model_is_unloaded_or_the_server_stops_ar
         server.signal(signal.SIGTERM)
         assert [outputs_of(call)["y"].tolist() for call in calls] == [[0], [2], [4]]
         assert server.exit_code() == 0
-
-
-def test_parameters_that_can_not_be_used_stop_the_start(serve: Serve, tmp_path: Path) -> None:
-    file = tmp_path / "batching.txt"
-    file.write_text("allowed_batch_sizes: 2")
-    server = serve(enable_batching="true", batching_parameters_file=file)
-    assert server.exit_code() == 2
-    assert "Last entry in allowed_batch_sizes must match max_batch_size; last entry was 2; expected 1000" in (
-        server.text()
-    )
-    unused = serve(batching_parameters_file=file)
-    assert unused.exit_code() == 2
-    assert "is set without setting --enable_batching" in unused.text()

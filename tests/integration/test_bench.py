@@ -28,15 +28,13 @@ CASES = [
     "gRPC, gzip in/W1",
     "gRPC, TLS/W2",
     "JSON, token/W1",
-    *(f"gRPC, foreign, {side}/W5" for side in ("adopted", "whole")),
-    "JSON, foreign, adopted/W1",
-    "JSON, foreign, whole/W2",
+    "gRPC, TensorFlow signature/W5",
 ]
 
 
 @pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load is not installed")
 def test_a_run_has_a_row_for_each_case(bench_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # The run finds its own model exported, and exports the foreign model.
+    # The run finds the adopted model, and exports the one that TensorFlow runs alone.
     shutil.copytree(bench_models, tmp_path / "tiny" / "models")
     out = tmp_path / "results.json"
     arguments = ["--tiny", "--rounds=2", "--seconds=0.1", "--connections=4", f"--folder={tmp_path}", f"--out={out}"]
@@ -52,7 +50,7 @@ def test_a_run_has_a_row_for_each_case(bench_models: Path, tmp_path: Path, capsy
     assert all(shot["requests"] > 0 for case in found["cases"].values() for shot in case["rounds"])
     measured = {(r["of"], r["over"]) for r in found["ratios"] if r["measured"] is not None}
     assert ("gRPC/W1", "gRPC, grpcio constant/W1") in measured
-    assert ("gRPC, foreign, adopted/W5", "gRPC, foreign, whole/W5") in measured
+    assert ("gRPC/W5", "gRPC, TensorFlow signature/W5") in measured
     assert found["commit"] and found["machine"]["cores"]
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
 import pytest
 
 from loadtest.bench.generator import Ask, LoadError, drive
+from tests.http_servers import Silent, http_server
 
 pytestmark = pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load is not installed")
 
@@ -37,7 +36,7 @@ class Calls(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(answer)
 
 
-class Posts(BaseHTTPRequestHandler):
+class Posts(Silent):
     """Answers a POST with its body twice; a body that begins with "no" gets status 500 with as many bytes."""
 
     protocol_version = "HTTP/1.1"
@@ -53,9 +52,6 @@ class Posts(BaseHTTPRequestHandler):
         with suppress(ConnectionError):
             self.wfile.write(body * 2)
 
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
-
 
 @pytest.fixture(params=["grpc", "http"])
 def doubling(request: pytest.FixtureRequest) -> Iterator[tuple[bool, int, Any]]:
@@ -69,13 +65,8 @@ def doubling(request: pytest.FixtureRequest) -> Iterator[tuple[bool, int, Any]]:
         yield True, port, handler
         server.stop(None).wait()
         return
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Posts)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield False, http.server_port, Posts
-    http.shutdown()
-    http.server_close()
-    thread.join()
+    with http_server(Posts) as port:
+        yield False, port, Posts
 
 
 def driven(server: tuple[bool, int, Any], bodies: list[bytes], *, more: int = 0, streams: int = 1) -> Any:

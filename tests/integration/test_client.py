@@ -31,6 +31,7 @@ from embedding_client.errors import (
 )
 from embedding_client.retry import RetryPolicy
 from embedding_client.types import RaggedIds, State, TableDescription, VersionStatus
+from tests.http_servers import Silent, http_server
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, stopped
 from tests.toy_model import TAG_STRINGS
@@ -386,16 +387,13 @@ def answering(
     """
     left = list(answers)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Silent):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             """Answers."""
             self.rfile.read(int(self.headers["Content-Length"]))
             (left.pop(0) if len(left) > 1 else left[0])(self)
-
-        def log_message(self, *_: object) -> None:
-            """Says nothing."""
 
     class Server(ThreadingHTTPServer):
         def shutdown_request(self, request: Any) -> None:
@@ -404,15 +402,8 @@ def answering(
             if ended is not None:
                 ended.set()
 
-    http_server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http_server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http_server.server_port}"
-    finally:
-        http_server.shutdown()
-        thread.join()
-        http_server.server_close()
+    with http_server(Handler, Server) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 _HEAD = b'{"outputs":[{"name":"user","datatype":"FP32","shape":[2,2],"parameters":{"binary_data_size":16}}]}'

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
+from tests.http_servers import Silent, http_server
 from tests.integration.process import ROOT, environment
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed")
@@ -23,11 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not browsing.CHROMIUM, reason
 SCREENS = 12
 
 
-class _Silent(SimpleHTTPRequestHandler):
+class _Files(Silent, SimpleHTTPRequestHandler):
     """Serves files and logs nothing."""
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Drops the line."""
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +42,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(site: Path) -> Iterator[str]:
     """Serves the site's files."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=site))
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with http_server(partial(_Files, directory=site)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="module")

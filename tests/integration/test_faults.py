@@ -13,13 +13,13 @@ import resource
 import shutil
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -29,10 +29,10 @@ from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
 from tests.integration.h2_client import H2Client, framed
 from tests.integration.limited import LOOKUP, limited, lookup, used_while_idle_s
-from tests.integration.process import PACE_S, PATIENCE_S, ServerProcess, stopped, until
+from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, stopped, until
 from tests.integration.raw_http import BODY, connect, post, rest, status
 from tests.integration.silent import small_disk
-from tests.integration.steady_clients import FEATURES, SteadyClients
+from tests.integration.steady_clients import SteadyClients
 from tests.integration.test_deltas import change, metrics
 from tests.integration.test_reload import versions
 from tests.toy_model import MANIFEST, SHARD, TAG_STRINGS, write_toy_model
@@ -237,56 +237,21 @@ def test_a_slow_verification_holds_up_no_request_and_no_end(serve: Serve, base: 
     assert server.exit_code() == 0
 
 
-URL = "/v1/models/default:lookup"
-ANSWER = {"user": [[3, 30]], "tags_sum": [[6, 14, 3]]}
-
-
-class Persistent:
-    """A client that sends its request again if its connection breaks, as one with retries does."""
-
-    def __init__(self, port: int) -> None:
-        self._base_url = f"http://127.0.0.1:{port}"
-        self._is_over = threading.Event()
-        self.num_answers = 0
-        self.wrong: list[str] = []
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        with httpx.Client(base_url=self._base_url, timeout=PATIENCE_S) as http:
-            while not self._is_over.wait(PACE_S):
-                try:
-                    response = http.post(URL, json={"features": FEATURES})
-                except httpx.TransportError:
-                    # The server was killed: it does not listen yet, or ended before it answered. The client sends the
-                    # request again.
-                    self._is_over.wait(0.01)
-                    continue
-                # A server that starts or drains answers 503.
-                if response.status_code != 503:
-                    if response.status_code != 200 or response.json()["embeddings"] != ANSWER:
-                        self.wrong.append(response.text)
-                    self.num_answers += 1
-
-    def __enter__(self) -> Persistent:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._is_over.set()
-        self._thread.join(PATIENCE_S)
-
-
 def test_a_server_killed_under_load_is_restarted_in_its_place(serve: Serve, base: Path) -> None:
     first = serve().ready()
-    with Persistent(first.http_port) as one, Persistent(first.http_port) as other:
-        until(lambda: min(one.num_answers, other.num_answers) > 20)
+    with SteadyClients(first) as clients:
+        until(lambda: clients.counts[1] > 40 or clients.wrong)
         os.kill(first.pid, signal.SIGKILL)
         first.exit_code()
         second = serve(port=first.grpc_port, rest_api_port=first.http_port).ready()
-        before = one.num_answers, other.num_answers
-        until(lambda: one.num_answers > before[0] + 20 and other.num_answers > before[1] + 20)
-    assert one.wrong == other.wrong == []
-    assert second.predict_grpc({"user": np.array([1])}, "lookup")["user"].tolist() == [[1, 10]]
+        before = clients.counts[1]
+        until(lambda: clients.counts[1] > before + 40 or clients.wrong)
+    assert clients.wrong == []
+    # Clients try again where no server listens, where it ended before it answered, and where it starts.
+    assert clients.unexpected("UNAVAILABLE") == []
+    # Other channels to this address share a connection whose client waits after it was refused.
+    with grpc.insecure_channel(f"127.0.0.1:{second.grpc_port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        assert predict_grpc(channel, {"user": np.array([1])}, "lookup")["user"].tolist() == [[1, 10]]
 
 
 ROW_1 = [[1, 10]]

@@ -219,48 +219,25 @@ def _as_json(array: np.ndarray) -> Any:
     return array.tolist()
 
 
-ROWS = np.array([0, 2, 2, 5])
+def _sparse(indices: list[list[int]], shape: list[int]) -> dict[str, np.ndarray]:
+    return {"x": np.array(indices), "x_1": floats(0.5, 2), "x_2": np.array(shape)}
+
+
+VALUES, ROWS = np.array([4, 2, 9, 1, 7]), np.array([0, 2, 2, 5])
+BAGS = {"bag__values": VALUES, "bag__row_splits": ROWS}
 REQUESTS: dict[str, tuple[str, dict[str, np.ndarray]]] = {
-    "ragged": ("ragged", {"x": np.array([4, 2, 9, 1, 7]), "x_1": ROWS}),
+    "ragged": ("ragged", {"x": VALUES, "x_1": ROWS}),
     "ragged, only empty rows": ("ragged", {"x": np.array([], np.int64), "x_1": np.array([0, 0, 0])}),
     "ragged, row splits that go down": ("ragged", {"x": np.array([4, 2, 9]), "x_1": np.array([0, 3, 1, 3])}),
-    "ragged rank 2": (
-        "ragged2",
-        {"x": np.array([4, 2, 9, 1, 7]), "x_1": np.array([0, 2, 2, 4]), "x_2": np.array([0, 2, 2, 4, 5])},
-    ),
-    "sparse": (
-        "sparse",
-        {"x": np.array([[0, 1], [2, 0]]), "x_1": floats(0.5, 2), "x_2": np.array([4, 3])},
-    ),
-    "sparse, no values": (
-        "sparse",
-        {"x": np.zeros((0, 2), np.int64), "x_1": floats(), "x_2": np.array([2, 3])},
-    ),
-    "sparse, out of order": (
-        "sparse",
-        {"x": np.array([[2, 0], [0, 1]]), "x_1": floats(0.5, 2), "x_2": np.array([3, 2])},
-    ),
-    "sparse, out of order where the graph needs order": (
-        "in_order",
-        {"x": np.array([[2, 0], [0, 1]]), "x_1": floats(0.5, 2), "x_2": np.array([3, 2])},
-    ),
-    "sparse, too small a dense shape": (
-        "in_order",
-        {"x": np.array([[0, 1], [2, 0]]), "x_1": floats(0.5, 2), "x_2": np.array([2, 2])},
-    ),
-    "sparse, a dense shape of another rank": (
-        "in_order",
-        {"x": np.array([[0, 1], [2, 0]]), "x_1": floats(0.5, 2), "x_2": np.array([3])},
-    ),
-    "bags": ("bags", {"bag__values": np.array([4, 2, 9, 1, 7]), "bag__row_splits": ROWS}),
-    "bags with weights": (
-        "bags",
-        {
-            "bag__values": np.array([4, 2, 9, 1, 7]),
-            "bag__row_splits": ROWS,
-            "bag__weights": floats(1, 0.5, 2, -1, 0.25),
-        },
-    ),
+    "ragged rank 2": ("ragged2", {"x": VALUES, "x_1": np.array([0, 2, 2, 4]), "x_2": np.array([0, 2, 2, 4, 5])}),
+    "sparse": ("sparse", _sparse([[0, 1], [2, 0]], [4, 3])),
+    "sparse, no values": ("sparse", {"x": np.zeros((0, 2), np.int64), "x_1": floats(), "x_2": np.array([2, 3])}),
+    "sparse, out of order": ("sparse", _sparse([[2, 0], [0, 1]], [3, 2])),
+    "sparse, out of order where the graph needs order": ("in_order", _sparse([[2, 0], [0, 1]], [3, 2])),
+    "sparse, too small a dense shape": ("in_order", _sparse([[0, 1], [2, 0]], [2, 2])),
+    "sparse, a dense shape of another rank": ("in_order", _sparse([[0, 1], [2, 0]], [3])),
+    "bags": ("bags", BAGS),
+    "bags with weights": ("bags", BAGS | {"bag__weights": floats(1, 0.5, 2, -1, 0.25)}),
     "bags without rows": ("bags", {"bag__values": np.array([], np.int64), "bag__row_splits": np.array([0])}),
     "complex numbers": (
         "conjugate",

@@ -189,14 +189,6 @@ def test_a_monitoring_config_file_says_where(
     assert [server.http.get(path).status_code for path in off] == [404] * len(off)
 
 
-def test_a_file_that_can_not_be_used_stops_the_start(serve: Serve, tmp_path: Path) -> None:
-    config = tmp_path / "monitoring.conf"
-    config.write_text('prometheus_config { enable: true path: "x" }')
-    server = serve(monitoring_config_file=config)
-    assert server.exit_code() == 2
-    assert f"--monitoring_config_file={config}: prometheus_config.path is 'x'" in server.text()
-
-
 def test_no_request_makes_a_series_of_its_own(server: ServerProcess) -> None:
     server.lookup({"user": [1]})
     server.predict_grpc({"user": np.array([1])}, "lookup")

@@ -164,15 +164,6 @@ def test_a_savedmodel_without_manifest_waits_until_its_copy_is_at_rest(serve: Se
     assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
 
 
-def test_a_config_that_can_not_be_used_stops_the_start(
-    serve: Serve, bases: tuple[Path, Path], write: Callable[..., Path]
-) -> None:
-    server = serve(model_base_path="", model_config_file=write(model("a", bases[0], label("stable", 1))))
-    assert server.exit_code() == 2
-    assert "Request to assign label to version 1 of model a" in server.text()
-    assert "--allow_version_labels_for_unavailable_models=true" in server.text()
-
-
 def test_a_reload_by_request_stays_in_force_until_the_file_changes(
     serve: Serve, bases: tuple[Path, Path], write: Callable[..., Path]
 ) -> None:

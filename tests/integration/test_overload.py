@@ -6,12 +6,16 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import grpc
+import grpc.aio
+import httpx
+import numpy as np
 import pytest
 
+from tests.conformance.wires import PREDICT, predict_outputs, predict_request
 from tests.exposition import read_exposition
-from tests.integration.overload_wires import GrpcWire, HttpWire, Wire
 from tests.integration.process import PATIENCE_S, ServerProcess, until
 
 pytestmark = pytest.mark.tf
@@ -22,6 +26,9 @@ CONFIG = """model_config_list {
 """
 CLIENTS, REQUESTS = 40, 6
 _WIDTH = 256
+# ok: the right answer; refused: an error because of overload; failed: anything else.
+Kind = Literal["ok", "refused", "failed"]
+X, Y = 3.0, 6.0
 
 
 def write_slow_model(folder: Path, layers: int) -> None:
@@ -80,25 +87,50 @@ def test_a_flood_is_refused_in_part_and_another_model_is_answered(server: Server
     until(lambda: _sample(server, "in_flight_bytes", model="flooded") == 0)
 
 
-async def _flood(server: ServerProcess, name: str) -> tuple[Counter[str], int, list[str]]:
-    wire: Wire = HttpWire(server.http_port) if name == "http" else GrpcWire(f"127.0.0.1:{server.grpc_port}")
-    kinds: Counter[str] = Counter()
+async def _flood(server: ServerProcess, wire: str) -> tuple[Counter[Kind], int, list[Kind]]:
+    kinds: Counter[Kind] = Counter()
     hints = 0
-    others: list[str] = []
+    others: list[Kind] = []
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        httpx.AsyncClient(base_url=server.http.base_url, timeout=PATIENCE_S, limits=limits) as http,
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+    ):
 
-    async def client() -> None:
-        nonlocal hints
-        for _ in range(REQUESTS):
-            kind, has_hint = await wire.ask("flooded", PATIENCE_S)
-            kinds[kind] += 1
-            hints += has_hint
+        async def ask(model: str) -> tuple[Kind, bool]:
+            return await (_ask_http(http, model) if wire == "http" else _ask_grpc(channel, model))
 
-    flood = asyncio.gather(*(client() for _ in range(CLIENTS)))
-    while not flood.done() and len(others) < 20:
-        others.append((await wire.ask("other", PATIENCE_S))[0])
-    await flood
-    await wire.close()
+        async def client() -> None:
+            nonlocal hints
+            for _ in range(REQUESTS):
+                kind, has_hint = await ask("flooded")
+                kinds[kind] += 1
+                hints += has_hint
+
+        flood = asyncio.gather(*(client() for _ in range(CLIENTS)))
+        while not flood.done() and len(others) < 20:
+            others.append((await ask("other"))[0])
+        await flood
     return kinds, hints, others
+
+
+async def _ask_http(http: httpx.AsyncClient, model: str) -> tuple[Kind, bool]:
+    """Sends a request; returns its outcome, and whether a refusal had a Retry-After."""
+    answer = await http.post(f"/v1/models/{model}:predict", json={"inputs": {"x": [X]}})
+    if answer.status_code == 200:
+        return ("ok" if answer.json() == {"outputs": [Y]} else "failed"), False
+    return ("refused" if answer.status_code == 503 else "failed"), "retry-after" in answer.headers
+
+
+async def _ask_grpc(channel: grpc.aio.Channel, model: str) -> tuple[Kind, bool]:
+    """Calls Predict; returns the outcome, and whether a refusal's trailers say when to try again."""
+    request = predict_request(model, {"x": np.array([X], np.float32)}, "serving_default")
+    try:
+        data = await channel.unary_unary(PREDICT)(request, timeout=PATIENCE_S)
+    except grpc.aio.AioRpcError as error:
+        has_hint = any(key == "grpc-retry-pushback-ms" for key, _ in error.trailing_metadata() or ())
+        return ("refused" if error.code() is grpc.StatusCode.UNAVAILABLE else "failed"), has_hint
+    return ("ok" if predict_outputs(data)["y"].tolist() == [Y] else "failed"), False
 
 
 def _sample(server: ServerProcess, name: str, **labels: str) -> float:

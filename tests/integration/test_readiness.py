@@ -6,12 +6,9 @@ import json
 import shutil
 import signal
 import socket
-import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc
-import httpx
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
-from tests.integration.process import ServerProcess, predict_grpc, until, write_models
+from tests.integration.process import ServerProcess, until, write_models
+from tests.integration.steady_clients import SteadyClients
 from tests.toy_model import write_toy_model
 
 SERVICES = ("", "tensorflow.serving.PredictionService", "inference.GRPCInferenceService")
@@ -171,49 +169,15 @@ def accepts(port: int) -> bool:
 
 def test_under_load_every_answer_that_comes_is_whole(serve: Serve) -> None:
     server = serve().ready()
-    is_stopping = threading.Event()
-    counts = {"http": 0, "grpc": 0}
-    faults: list[Any] = []
-
-    def over_http() -> None:
-        with httpx.Client(base_url=server.http.base_url, timeout=60) as http:
-            while True:
-                try:
-                    response = http.post("/v1/models/default:lookup", content=BODY)
-                except httpx.TransportError as error:
-                    # The server closed the connection between two requests, or no server listens any more.
-                    if not is_stopping.is_set():
-                        faults.append(error)
-                    return
-                if (response.status_code, response.json()) != (200, {"embeddings": {"user": [[1, 10]]}}):
-                    faults.append(response.text)
-                counts["http"] += 1
-
-    def over_grpc() -> None:
-        while True:
-            try:
-                outputs = predict_grpc(server.channel, {"user": np.array([1])}, "lookup")
-            except grpc.RpcError as error:
-                # CANCELLED: the client sent the call before it knew that the server had ended the connection; the
-                # server did not handle it.
-                refusals = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-                if not is_stopping.is_set() or error.code() not in refusals:
-                    faults.append(error)
-                return
-            if outputs["user"].tolist() != [[1, 10]]:
-                faults.append(outputs)
-            counts["grpc"] += 1
-
-    threads = [threading.Thread(target=target) for target in (over_http, over_grpc) * 2]
-    for thread in threads:
-        thread.start()
-    until(lambda: (counts["http"] > 50 and counts["grpc"] > 50) or faults)
-    is_stopping.set()
-    server.signal(signal.SIGTERM)
-    for thread in threads:
-        thread.join(60)
-    assert faults == []
-    assert server.exit_code() == 0
+    with SteadyClients(server) as clients:
+        until(lambda: clients.counts[1] > 100 or clients.wrong)
+        assert clients.counts.keys() == {1}
+        server.signal(signal.SIGTERM)
+        assert server.exit_code() == 0
+    assert clients.wrong == []
+    # The server closed the connection between two requests, or no server listens any more. CANCELLED: the client sent
+    # the call before it knew that the server had ended the connection; the server did not handle it.
+    assert clients.unexpected("UNAVAILABLE", "CANCELLED") == []
     assert not [record for record in server.records if record["level"] in ("error", "raw")]
 
 

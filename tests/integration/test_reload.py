@@ -3,80 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
-import httpx
-import numpy as np
-
 from tests.integration.conftest import Serve, add_version
-from tests.integration.process import PACE_S, ServerProcess, predict_grpc, stopped, until
+from tests.integration.process import ServerProcess, stopped, until
+from tests.integration.steady_clients import SteadyClients
 from tests.toy_model import SHARD, write_toy_model
-
-FEATURES = {"user": [1, 2, 3, 4], "tags_sum": [[1, 2, 3], [], [3]]}
-ANSWER = {"user": [[1, 10], [2, 20], [3, 30], [4, 40]], "tags_sum": [[6, 14, 3], [0, 0, 0], [3, 9, 1]]}
-
-
-class Load:
-    """Clients that ask the same thing over and over.
-
-    scales: which versions answered, by scale. faults: whatever was not a whole answer of one version.
-    """
-
-    def __init__(self, server: ServerProcess, num_clients: int = 2) -> None:
-        self._server = server
-        self._stop = threading.Event()
-        self.scales: set[float] = set()
-        self.faults: list[Any] = []
-        targets = [self._over_http, self._over_grpc]
-        self._threads = [threading.Thread(target=self._run, args=(t,)) for t in targets * num_clients]
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-
-    def _run(self, target: Any) -> None:
-        try:
-            target()
-        except Exception as error:
-            self.faults.append(error)
-
-    def _over_http(self) -> None:
-        with httpx.Client(base_url=self._server.http.base_url, timeout=60) as http:
-            while not self._stop.wait(PACE_S):
-                response = http.post("/v1/models/default:lookup", json={"features": FEATURES})
-                if response.status_code != 200:
-                    self.faults.append(response.text)
-                    return
-                answer = response.json()["embeddings"]
-                self._check(answer)
-                # The scale of each version's rows is the version's number.
-                if response.headers["x-model-version"] != str(int(answer["user"][0][0])):
-                    self.faults.append((dict(response.headers), answer))
-
-    def _over_grpc(self) -> None:
-        inputs = {
-            "user": np.array(FEATURES["user"]),
-            "tags_sum__values": np.array([1, 2, 3, 3]),
-            "tags_sum__row_splits": np.array([0, 3, 3, 4]),
-        }
-        while not self._stop.wait(PACE_S):
-            outputs = predict_grpc(self._server.channel, inputs, "lookup")
-            self._check({name: array.tolist() for name, array in outputs.items()})
-
-    def _check(self, answer: Any) -> None:
-        scale = answer["user"][0][0]
-        for name, rows in ANSWER.items():
-            if answer[name] != (scale * np.array(rows)).tolist():
-                self.faults.append(answer)
-        self.scales.add(scale)
 
 
 def versions(server: ServerProcess, model: str = "default") -> dict[int, dict[str, Any]]:
@@ -88,14 +21,14 @@ def versions(server: ServerProcess, model: str = "default") -> dict[int, dict[st
 
 def test_new_versions_are_swapped_in_under_load(serve: Serve, base: Path) -> None:
     server = serve().ready()
-    with Load(server) as load:
+    with SteadyClients(server) as clients:
         for version in range(2, 8):
-            until(lambda seen=version - 1: seen in load.scales or load.faults)
+            until(lambda seen=version - 1: seen in clients.counts or clients.wrong)
             add_version(base, version, scale=version, padding=version)
             until(lambda: list(versions(server)) == [version])  # noqa: B023
-        until(lambda: 7 in load.scales or load.faults)
-    assert load.faults == []
-    assert load.scales == {1, 2, 3, 4, 5, 6, 7}
+        until(lambda: 7 in clients.counts or clients.wrong)
+    assert clients.wrong == []
+    assert set(clients.counts) == {1, 2, 3, 4, 5, 6, 7}
     metrics = server.http.get("/metrics").text
     assert 'version="7"' in metrics
     assert 'version="1"' not in metrics, "series of versions that are gone"
@@ -105,7 +38,7 @@ def test_new_versions_are_swapped_in_under_load(serve: Serve, base: Path) -> Non
 
 def test_a_corrupt_version_leaves_the_old_one_serving(serve: Serve, base: Path) -> None:
     server = serve(max_num_load_retries=0).ready()
-    with Load(server, 1) as load:
+    with SteadyClients(server) as clients:
         broken = base.parent / "broken"
         shutil.copytree(base / "1", broken)
         (broken / SHARD).write_bytes((broken / SHARD).read_bytes()[:-1])
@@ -117,10 +50,10 @@ def test_a_corrupt_version_leaves_the_old_one_serving(serve: Serve, base: Path) 
         assert versions(server)[1]["state"] == "AVAILABLE"
         assert server.http.get("/readyz").status_code == 200
         add_version(base, 3, scale=3)
-        until(lambda: 3 in load.scales or load.faults)
+        until(lambda: 3 in clients.counts or clients.wrong)
         until(lambda: sorted(versions(server)) == [2, 3])
-    assert load.faults == []
-    assert load.scales == {1, 3}
+    assert clients.wrong == []
+    assert set(clients.counts) == {1, 3}
 
 
 def test_a_model_folder_that_vanishes_keeps_being_served(serve: Serve, base: Path) -> None:
@@ -185,8 +118,8 @@ def test_removing_the_newest_version_goes_back(serve: Serve, base: Path) -> None
     add_version(base, 2, scale=2)
     server = serve().ready()
     assert server.lookup({"user": [1]}) == {"user": [[2, 20]]}
-    with Load(server, 1) as load:
-        until(lambda: load.scales or load.faults)
+    with SteadyClients(server) as clients:
+        until(lambda: clients.counts or clients.wrong)
         shutil.rmtree(base / "2")
-        until(lambda: 1 in load.scales or load.faults)
-    assert load.faults == []
+        until(lambda: 1 in clients.counts or clients.wrong)
+    assert clients.wrong == [] and clients.counts.keys() <= {1, 2}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -86,29 +88,34 @@ def test_json_that_is_not_an_object_is_refused() -> None:
         parse([1])
 
 
-def at(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+def place(data: dict[str, Any], path: str) -> tuple[Any, str]:
+    """Returns the object that a dotted path of the manifest ends in, and the last name."""
+    *names, last = path.split(".")
+    return functools.reduce(operator.getitem, names, data), last
+
+
+def at(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     """Returns an edit that sets the value at one place in the manifest."""
 
     def edit(data: dict[str, Any]) -> None:
-        for key in path[:-1]:
-            data = data[key]
-        data[path[-1]] = value
+        holder, name = place(data, path)
+        holder[name] = value
 
     return edit
 
 
-def without(*path: str) -> Callable[[dict[str, Any]], None]:
+def without(path: str) -> Callable[[dict[str, Any]], None]:
     """Returns an edit that removes one place."""
 
     def edit(data: dict[str, Any]) -> None:
-        for key in path[:-1]:
-            data = data[key]
-        del data[path[-1]]
+        holder, name = place(data, path)
+        del holder[name]
 
     return edit
 
 
-LOOKUP_TAGS = ("signatures", "lookup", "features", "tags")
+LOOKUP = "signatures.lookup"
+TAGS, USER = f"{LOOKUP}.features.tags", f"{LOOKUP}.features.user"
 
 
 def as_sequence(**fields: Any) -> Callable[[dict[str, Any]], None]:
@@ -122,99 +129,90 @@ def as_sequence(**fields: Any) -> Callable[[dict[str, Any]], None]:
 
 
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "run unknown": (at("signatures", "lookup", "run", value="half"), "signatures.lookup.run is 'half'"),
+    "run unknown": (at(f"{LOOKUP}.run", "half"), "signatures.lookup.run is 'half'"),
     "concatenated of a stranger": (
-        at("signatures", "lookup", "concatenated", value={"both": ["user", "nobody"]}),
+        at(f"{LOOKUP}.concatenated", {"both": ["user", "nobody"]}),
         "concatenated.both is .* expected names of its features",
     ),
     "concatenated is an output": (
-        at("signatures", "lookup", "concatenated", value={"user": ["user", "tags"]}),
+        at(f"{LOOKUP}.concatenated", {"user": ["user", "tags"]}),
         "gives two features the same output",
     ),
-    "norm 0": (at(*LOOKUP_TAGS, "max_norm", value=0), "max_norm 0, expected more than 0"),
-    "empty row unknown": (at(*LOOKUP_TAGS, "on_empty_row", value="ones"), "on_empty_row is 'ones'"),
-    "empty rows not combined": (
-        at("signatures", "lookup", "features", "user", "trailing_empty_rows", value="cut"),
-        "policy for empty rows but combines nothing",
-    ),
-    "no file": (at("vocabularies", "tag", "file", value=""), "has no file, so its size must be 0"),
+    "norm 0": (at(f"{TAGS}.max_norm", 0), "max_norm 0, expected more than 0"),
+    "empty row unknown": (at(f"{TAGS}.on_empty_row", "ones"), "on_empty_row is 'ones'"),
+    "empty rows not combined": (at(f"{USER}.trailing_empty_rows", "cut"), "policy for empty rows but combines nothing"),
+    "no file": (at("vocabularies.tag.file", ""), "has no file, so its size must be 0"),
     "no format": (without("format_version"), "format_version is None"),
-    "format zero": (at("format_version", value=0), "format_version is 0"),
-    "format true": (at("format_version", value=True), "format_version is True"),
+    "format zero": (at("format_version", 0), "format_version is 0"),
+    "format true": (at("format_version", True), "format_version is True"),
     "no tables": (without("tables"), "tables is missing"),
-    "tables a list": (at("tables", value=[]), "tables is not an object"),
+    "tables a list": (at("tables", []), "tables is not an object"),
     "no features": (without("features"), "features is missing"),
     "no signatures": (without("signatures"), "signatures is missing"),
-    "files a list": (at("files", value=[]), "files is not an object"),
-    "provenance a text": (at("provenance", value="me"), "provenance is not an object"),
-    "table a number": (at("tables", "tag", value=1), "tables.tag is not an object"),
-    "unknown table field": (at("tables", "tag", "color", value=1), r"tables.tag has unknown fields \['color'\]"),
-    "missing table field": (without("tables", "tag", "crc32c"), r"tables.tag .* lacks \['crc32c'\]"),
-    "offset a text": (at("tables", "tag", "offset", value="3"), "tables.tag.offset is '3', expected int"),
-    "offset a bool": (at("tables", "tag", "offset", value=True), "tables.tag.offset is True"),
-    "offset negative": (at("tables", "tag", "offset", value=-3), "tables.tag.offset is negative"),
-    "variable a number": (at("tables", "tag", "variable", value=5), "tables.tag.variable is 5"),
-    "feature of no table": (at("features", "user", "table", value="x"), "feature 'user' uses table 'x', which is not"),
-    "vocabulary unknown": (at("features", "user", "vocabulary", value="x"), "uses vocabulary 'x', not defined"),
-    "vocabulary oov negative": (at("vocabularies", "tag", "oov_id", value=-1), "vocabularies.tag.oov_id is negative"),
-    "signature kind": (at("signatures", "lookup", "kind", value="x"), 'signatures.lookup.kind is not "lookup"'),
-    "signature a list": (at("signatures", "lookup", value=[]), "signatures.lookup.kind"),
-    "signature device": (at("signatures", "lookup", "device", value="gpu"), "signatures.lookup.device is 'gpu'"),
-    "no features in a signature": (without("signatures", "lookup", "features"), "features is missing"),
-    "batch sizes fall": (at("signatures", "lookup", "batch_sizes", value=[4, 1]), "batch_sizes is not an ascending"),
-    "batch size zero": (at("signatures", "lookup", "batch_sizes", value=[0]), "batch_sizes is not an ascending"),
-    "batch size bool": (at("signatures", "lookup", "batch_sizes", value=[True]), "batch_sizes is not an ascending"),
-    "batch sizes a number": (at("signatures", "lookup", "batch_sizes", value=4), "batch_sizes is not an ascending"),
+    "files a list": (at("files", []), "files is not an object"),
+    "provenance a text": (at("provenance", "me"), "provenance is not an object"),
+    "table a number": (at("tables.tag", 1), "tables.tag is not an object"),
+    "unknown table field": (at("tables.tag.color", 1), r"tables.tag has unknown fields \['color'\]"),
+    "missing table field": (without("tables.tag.crc32c"), r"tables.tag .* lacks \['crc32c'\]"),
+    "offset a text": (at("tables.tag.offset", "3"), "tables.tag.offset is '3', expected int"),
+    "offset a bool": (at("tables.tag.offset", True), "tables.tag.offset is True"),
+    "offset negative": (at("tables.tag.offset", -3), "tables.tag.offset is negative"),
+    "variable a number": (at("tables.tag.variable", 5), "tables.tag.variable is 5"),
+    "feature of no table": (at("features.user.table", "x"), "feature 'user' uses table 'x', which is not"),
+    "vocabulary unknown": (at("features.user.vocabulary", "x"), "uses vocabulary 'x', not defined"),
+    "vocabulary oov negative": (at("vocabularies.tag.oov_id", -1), "vocabularies.tag.oov_id is negative"),
+    "signature kind": (at(f"{LOOKUP}.kind", "x"), 'signatures.lookup.kind is not "lookup"'),
+    "signature a list": (at(LOOKUP, []), "signatures.lookup.kind"),
+    "signature device": (at(f"{LOOKUP}.device", "gpu"), "signatures.lookup.device is 'gpu'"),
+    "no features in a signature": (without(f"{LOOKUP}.features"), "features is missing"),
+    "batch sizes fall": (at(f"{LOOKUP}.batch_sizes", [4, 1]), "batch_sizes is not an ascending"),
+    "batch size zero": (at(f"{LOOKUP}.batch_sizes", [0]), "batch_sizes is not an ascending"),
+    "batch size bool": (at(f"{LOOKUP}.batch_sizes", [True]), "batch_sizes is not an ascending"),
+    "batch sizes a number": (at(f"{LOOKUP}.batch_sizes", 4), "batch_sizes is not an ascending"),
     "feature of a signature unknown": (
-        at("signatures", "lookup", "features", "x", value={"ids": "x", "output": "x"}),
+        at(f"{LOOKUP}.features.x", {"ids": "x", "output": "x"}),
         "signature 'lookup' uses feature 'x', which is not defined",
     ),
-    "no output": (without(*LOOKUP_TAGS, "output"), "signature 'lookup' gives feature 'tags' no output"),
-    "output twice": (at(*LOOKUP_TAGS, "output", value="user"), "signature 'lookup' gives two features the same output"),
-    "combiner unknown": (at(*LOOKUP_TAGS, "combiner", value="max"), "combiner is 'max', expected one of"),
-    "policy unknown": (at(*LOOKUP_TAGS, "on_bad_id", value="ignore"), "on_bad_id is 'ignore'"),
-    "policy a list": (at(*LOOKUP_TAGS, "on_bad_id", value=["drop"]), "on_bad_id is"),
-    "divisor unknown": (at(*LOOKUP_TAGS, "mean_divisor", value="n"), "mean_divisor is 'n'"),
-    "too many unknown": (at(*LOOKUP_TAGS, "on_too_many_ids", value="x"), "on_too_many_ids is 'x'"),
+    "no output": (without(f"{TAGS}.output"), "signature 'lookup' gives feature 'tags' no output"),
+    "output twice": (at(f"{TAGS}.output", "user"), "signature 'lookup' gives two features the same output"),
+    "combiner unknown": (at(f"{TAGS}.combiner", "max"), "combiner is 'max', expected one of"),
+    "policy unknown": (at(f"{TAGS}.on_bad_id", "ignore"), "on_bad_id is 'ignore'"),
+    "policy a list": (at(f"{TAGS}.on_bad_id", ["drop"]), "on_bad_id is"),
+    "divisor unknown": (at(f"{TAGS}.mean_divisor", "n"), "mean_divisor is 'n'"),
+    "too many unknown": (at(f"{TAGS}.on_too_many_ids", "x"), "on_too_many_ids is 'x'"),
     "row splits without combiner": (
-        without(*LOOKUP_TAGS, "combiner"),
+        without(f"{TAGS}.combiner"),
         "needs row_splits with either combiner or max_sequence_length",
     ),
     "combiner without row splits": (
-        without(*LOOKUP_TAGS, "row_splits"),
+        without(f"{TAGS}.row_splits"),
         "needs row_splits with either combiner or max_sequence_length",
     ),
-    "weights without row splits": (
-        at("signatures", "lookup", "features", "user", "weights", value="w"),
-        "input 'user' has weights but no row_splits",
-    ),
-    "sequence and combiner": (
-        at(*LOOKUP_TAGS, "max_sequence_length", value=2),
-        "either combiner or max_sequence_length",
-    ),
+    "weights without row splits": (at(f"{USER}.weights", "w"), "input 'user' has weights but no row_splits"),
+    "sequence and combiner": (at(f"{TAGS}.max_sequence_length", 2), "either combiner or max_sequence_length"),
     "sequence without row splits": (
-        at("signatures", "lookup", "features", "user", "max_sequence_length", value=2),
+        at(f"{USER}.max_sequence_length", 2),
         "needs row_splits with either combiner or max_sequence_length",
     ),
     "sequence with weights": (as_sequence(weights="tags__weights"), "is a sequence, which has neither weights nor max"),
     "sequence with K": (as_sequence(max_ids_per_row=3), "is a sequence, which has neither weights nor max_ids_per_row"),
     "sequence of nothing": (as_sequence(max_sequence_length=0), "max_sequence_length 0, expected 1 or more"),
-    "weight policy unknown": (at(*LOOKUP_TAGS, "on_nonpositive_weight", value="x"), "on_nonpositive_weight is 'x'"),
-    "keys of another kind": (at("vocabularies", "tag", "key_dtype", value="int32"), "key_dtype is 'int32'"),
-    "unknown keys policy": (at("vocabularies", "tag", "on_oov", value="x"), "vocabularies.tag.on_oov is 'x'"),
-    "buckets and a row": (at("vocabularies", "tag", "num_oov_buckets", value=2), "both oov_id and num_oov_buckets"),
-    "buckets negative": (at("vocabularies", "tag", "num_oov_buckets", value=-2), "num_oov_buckets is negative"),
+    "weight policy unknown": (at(f"{TAGS}.on_nonpositive_weight", "x"), "on_nonpositive_weight is 'x'"),
+    "keys of another kind": (at("vocabularies.tag.key_dtype", "int32"), "key_dtype is 'int32'"),
+    "unknown keys policy": (at("vocabularies.tag.on_oov", "x"), "vocabularies.tag.on_oov is 'x'"),
+    "buckets and a row": (at("vocabularies.tag.num_oov_buckets", 2), "both oov_id and num_oov_buckets"),
+    "buckets negative": (at("vocabularies.tag.num_oov_buckets", -2), "num_oov_buckets is negative"),
     "dropped keys that are an error": (
-        at("vocabularies", "tag", value={"file": "assets/tag.txt", "size": 3, "on_oov": "drop"}),
+        at("vocabularies.tag", {"file": "assets/tag.txt", "size": 3, "on_oov": "drop"}),
         "its vocabulary drops unknown keys, so on_bad_id must drop them too, not 'error'",
     ),
-    "room for no ids": (at(*LOOKUP_TAGS, "max_ids_per_row", value=0), "max_ids_per_row 0, expected 1 or more"),
-    "room for a text of ids": (at(*LOOKUP_TAGS, "max_ids_per_row", value="3"), "max_ids_per_row is '3'"),
-    "unknown lookup field": (at(*LOOKUP_TAGS, "pad", value=1), r"unknown fields \['pad'\]"),
-    "table file absolute": (at("tables", "tag", "file", value="/etc/passwd"), "'/etc/passwd' lies outside"),
-    "table file above": (at("tables", "tag", "file", value="variables/../../x"), "lies outside the artifact"),
-    "vocabulary file above": (at("vocabularies", "tag", "file", value="../x"), "'../x' lies outside the artifact"),
-    "listed file above": (at("files", value={"a/../../b": 1}), "lies outside the artifact"),
+    "room for no ids": (at(f"{TAGS}.max_ids_per_row", 0), "max_ids_per_row 0, expected 1 or more"),
+    "room for a text of ids": (at(f"{TAGS}.max_ids_per_row", "3"), "max_ids_per_row is '3'"),
+    "unknown lookup field": (at(f"{TAGS}.pad", 1), r"unknown fields \['pad'\]"),
+    "table file absolute": (at("tables.tag.file", "/etc/passwd"), "'/etc/passwd' lies outside"),
+    "table file above": (at("tables.tag.file", "variables/../../x"), "lies outside the artifact"),
+    "vocabulary file above": (at("vocabularies.tag.file", "../x"), "'../x' lies outside the artifact"),
+    "listed file above": (at("files", {"a/../../b": 1}), "lies outside the artifact"),
 }
 
 
@@ -236,15 +234,15 @@ def test_format_1_is_read_and_means_what_it_meant() -> None:
 
 
 FIELDS: dict[str, Callable[[dict[str, Any]], None]] = {
-    "wrap": at(*LOOKUP_TAGS, "on_bad_id", value="wrap"),
-    "summation": at(*LOOKUP_TAGS, "summation", value="four_lanes"),
-    "max_norm": at(*LOOKUP_TAGS, "max_norm", value=1.5),
-    "on_empty_row": at(*LOOKUP_TAGS, "on_empty_row", value="nan"),
-    "trailing_empty_rows": at(*LOOKUP_TAGS, "trailing_empty_rows", value="cut"),
-    "concatenated": at("signatures", "lookup", "concatenated", value={"both": ["user", "tags"]}),
-    "run": at("signatures", "lookup", "run", value="whole"),
-    "first_oov_id": at("vocabularies", "tag", "first_oov_id", value=0),
-    "empty_key_id": at("vocabularies", "tag", "empty_key_id", value=0),
+    "wrap": at(f"{TAGS}.on_bad_id", "wrap"),
+    "summation": at(f"{TAGS}.summation", "four_lanes"),
+    "max_norm": at(f"{TAGS}.max_norm", 1.5),
+    "on_empty_row": at(f"{TAGS}.on_empty_row", "nan"),
+    "trailing_empty_rows": at(f"{TAGS}.trailing_empty_rows", "cut"),
+    "concatenated": at(f"{LOOKUP}.concatenated", {"both": ["user", "tags"]}),
+    "run": at(f"{LOOKUP}.run", "whole"),
+    "first_oov_id": at("vocabularies.tag.first_oov_id", 0),
+    "empty_key_id": at("vocabularies.tag.empty_key_id", 0),
 }
 
 
@@ -331,7 +329,7 @@ def places(data: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 @given(st.sampled_from(places(manifest_json())), JSON_VALUES)
 def test_any_value_in_any_place_is_read_or_refused(place: tuple[str, ...], value: Any) -> None:
     data = manifest_json()
-    at(*place, value=value)(data)
+    at(f"{TAGS}", value)(data)
     try:
         parse(data)
     except ArtifactError:

@@ -19,69 +19,46 @@ VERBS = "POST to :predict, :lookup, :classify or :regress"
 LABEL, UNLABELLED = "Unrecognized servable version label", "; no version has a label; versions served: 3"
 
 
+# Request line -> what follows "Malformed request" and the line.
+MALFORMED = {
+    "GET /v1/models/m/versions/x/metadata": "",
+    "GET /v1/models/m/versions/-1": "",
+    "POST /v1/models/m:unknown": f'; there is no verb "unknown": {VERBS}',
+    "GET /v1/models/m:predict": "; did you mean POST /v1/models/m:predict?",
+    "PUT /v1/models/m": "; this path takes GET",
+    "DELETE /v1/models/m:predict": "; this path takes POST",
+    "GET /v1/models/m/tables/t:neighbors": "; this path takes POST",
+    "POST /v1/models/m:neighbors": "; did you mean POST /v1/models/m/tables/TABLE:neighbors?",
+    "GET /v1/models/m:diff": "; did you mean GET /v1/models/m/versions/VERSION:diff?",
+    "POST /v1/models/m/infer": "; did you mean POST /v2/models/m/infer?",
+    "GET /v1/models/m%0A/x": "",
+}
+
+
 @pytest.mark.parametrize(
-    ("method", "path", "status", "text"),
+    ("request_line", "status", "text"),
     [
-        ("POST", "/v1/models/nobody/tables/t:neighbors", 404, "Servable not found for request: Latest(nobody)"),
-        ("POST", "/v1/models/m/versions/9/tables/t:neighbors", 404, f"{SPECIFIC} 3"),
-        ("POST", "/v1/models/m/labels/stable/tables/t:neighbors", 400, f"{LABEL}: stable{UNLABELLED}"),
-        ("GET", "/v1/models/m/versions/x/metadata", 400, "Malformed request: GET /v1/models/m/versions/x/metadata"),
-        ("GET", "/v1/models/m/versions/-1", 400, "Malformed request: GET /v1/models/m/versions/-1"),
-        ("GET", f"/v1/models/m/versions/{2**63}", 400, f"Failed to convert version: {2**63} to numeric."),
-        (
-            "POST",
-            "/v1/models/m:unknown",
-            400,
-            f'Malformed request: POST /v1/models/m:unknown; there is no verb "unknown": {VERBS}',
-        ),
-        (
-            "GET",
-            "/v1/models/m:predict",
-            400,
-            "Malformed request: GET /v1/models/m:predict; did you mean POST /v1/models/m:predict?",
-        ),
-        ("PUT", "/v1/models/m", 400, "Malformed request: PUT /v1/models/m; this path takes GET"),
-        ("DELETE", "/v1/models/m:predict", 400, "Malformed request: DELETE /v1/models/m:predict; this path takes POST"),
-        (
-            "GET",
-            "/v1/models/m/tables/t:neighbors",
-            400,
-            "Malformed request: GET /v1/models/m/tables/t:neighbors; this path takes POST",
-        ),
-        (
-            "POST",
-            "/v1/models/m:neighbors",
-            400,
-            "Malformed request: POST /v1/models/m:neighbors; did you mean POST /v1/models/m/tables/TABLE:neighbors?",
-        ),
-        (
-            "GET",
-            "/v1/models/m:diff",
-            400,
-            "Malformed request: GET /v1/models/m:diff; did you mean GET /v1/models/m/versions/VERSION:diff?",
-        ),
-        (
-            "POST",
-            "/v1/models/m/infer",
-            400,
-            "Malformed request: POST /v1/models/m/infer; did you mean POST /v2/models/m/infer?",
-        ),
-        ("POST", "/v2/models/m:infer", 404, "Not found: /v2/models/m:infer; did you mean POST /v2/models/m/infer?"),
-        ("GET", "/v1/nothing?x=1", 400, "Malformed request: GET /v1/nothing"),
-        ("GET", "/v1/models/m%0A/x", 400, "Malformed request: GET /v1/models/m%0A/x"),
-        ("GET", "/v1", 404, "Not found: /v1"),
-        ("GET", "/nothing", 404, "Not found: /nothing"),
-        ("GET", "/v1/models/nobody", 404, "Could not find any versions of model nobody"),
-        ("GET", "/v1/models/m/versions/9", 404, "Could not find version 9 of model m"),
-        ("GET", "/v1/models/nobody/metadata", 404, "Servable not found for request: Latest(nobody)"),
-        ("GET", "/v1/models/m/labels/stable/metadata", 400, f"{LABEL}: stable{UNLABELLED}"),
-        ("POST", "/V1/Models/m/VERSIONS/9/tables/t:neighbors", 404, f"{SPECIFIC} 3"),
-        ("POST", "/v1/models/a%2Fb%3A/tables/t:neighbors", 404, "Servable not found for request: Latest(a/b:)"),
-        ("GET", "/v1/models/m/labels/a%2Fb/metadata", 400, f"{LABEL}: a/b{UNLABELLED}"),
-        ("GET", "/v1/models/labels/x", 400, "Missing model name in request."),
+        *((line, 400, f"Malformed request: {line}{more}") for line, more in MALFORMED.items()),
+        ("GET /v1/nothing?x=1", 400, "Malformed request: GET /v1/nothing"),
+        ("POST /v1/models/nobody/tables/t:neighbors", 404, "Servable not found for request: Latest(nobody)"),
+        ("POST /v1/models/m/versions/9/tables/t:neighbors", 404, f"{SPECIFIC} 3"),
+        ("POST /v1/models/m/labels/stable/tables/t:neighbors", 400, f"{LABEL}: stable{UNLABELLED}"),
+        (f"GET /v1/models/m/versions/{2**63}", 400, f"Failed to convert version: {2**63} to numeric."),
+        ("POST /v2/models/m:infer", 404, "Not found: /v2/models/m:infer; did you mean POST /v2/models/m/infer?"),
+        ("GET /v1", 404, "Not found: /v1"),
+        ("GET /nothing", 404, "Not found: /nothing"),
+        ("GET /v1/models/nobody", 404, "Could not find any versions of model nobody"),
+        ("GET /v1/models/m/versions/9", 404, "Could not find version 9 of model m"),
+        ("GET /v1/models/nobody/metadata", 404, "Servable not found for request: Latest(nobody)"),
+        ("GET /v1/models/m/labels/stable/metadata", 400, f"{LABEL}: stable{UNLABELLED}"),
+        ("POST /V1/Models/m/VERSIONS/9/tables/t:neighbors", 404, f"{SPECIFIC} 3"),
+        ("POST /v1/models/a%2Fb%3A/tables/t:neighbors", 404, "Servable not found for request: Latest(a/b:)"),
+        ("GET /v1/models/m/labels/a%2Fb/metadata", 400, f"{LABEL}: a/b{UNLABELLED}"),
+        ("GET /v1/models/labels/x", 400, "Missing model name in request."),
     ],
 )
-def test_paths_and_methods(http: Http, method: str, path: str, status: int, text: str) -> None:
+def test_paths_and_methods(http: Http, request_line: str, status: int, text: str) -> None:
+    method, path = request_line.split(" ")
     response = http(method, path, json=QUERY) if method == "POST" else http(method, path)
     assert (response.status_code, error_text(response)) == (status, text)
 

@@ -505,70 +505,55 @@ MEMINFO = "MemTotal:       24000 kB\nMemAvailable:   20000 kB\n"
 SYSTEM = 20000 * 1024
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
-    """Writes files of a system under a root folder, and returns the root."""
+def system(root: Path, group: str, limits: dict[str, str], meminfo: str = MEMINFO) -> Path:
+    """Writes the files of a system under a root folder, and returns the root.
+
+    Args:
+      group: content of /proc/self/cgroup; "" for none. limits: the files below /sys/fs/cgroup, without a line's end.
+    """
+    files = {"proc/meminfo": meminfo, "proc/self/cgroup": group}
+    files |= {f"sys/fs/cgroup/{name}": f"{text}\n" for name, text in limits.items()}
     for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+        if text:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
     return root
 
 
+V2_STAT = "anon 2000\nfile 5000\ninactive_file 4000\nactive_file 500"
+# Version 2 of control groups, in a container: the process sees its own group as the root. Version 1 in a container: the
+# path is that of the host, but the folder at the top is the container's own group; no limit is a number larger than
+# any memory.
+DOCKER = "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/\n"
+V2_LIMITS = {"memory.max": "10000", "memory.current": "7000", "memory.stat": V2_STAT}
+V1_LIMITS = {"limit_in_bytes": "10000", "usage_in_bytes": "9000", "stat": V1_STAT}
+V1_NO_LIMIT = {"limit_in_bytes": "9223372036854771712", "usage_in_bytes": "9000"}
+POD = {"main/memory.max": "max", "main/memory.current": "1", "memory.max": "5000", "memory.current": "6000"}
+
+
+def in_folder(folder: str, limits: dict[str, str]) -> dict[str, str]:
+    return {f"{folder}{name}": text for name, text in limits.items()}
+
+
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("group", "limits", "expected"),
     [
-        ({}, None),
-        ({"proc/meminfo": MEMINFO}, SYSTEM),
-        ({"proc/meminfo": "MemTotal: 1 kB\nMemAvailable: none\n\n"}, None),
-        # Version 2 of control groups, in a container: the process sees its own group as the root.
-        (
-            {
-                "proc/meminfo": MEMINFO,
-                "proc/self/cgroup": "0::/\n",
-                "sys/fs/cgroup/memory.max": "10000\n",
-                "sys/fs/cgroup/memory.current": "7000\n",
-                "sys/fs/cgroup/memory.stat": "anon 2000\nfile 5000\ninactive_file 4000\nactive_file 500\n",
-            },
-            10000 - 7000 + 4500,
-        ),
+        ("", {}, SYSTEM),
+        ("0::/\n", V2_LIMITS, 10000 - 7000 + 4500),
         # The process's own control group has no limit, but the group above it has one.
-        (
-            {
-                "proc/meminfo": MEMINFO,
-                "proc/self/cgroup": "0::/pods/one/main\n",
-                "sys/fs/cgroup/pods/one/main/memory.max": "max\n",
-                "sys/fs/cgroup/pods/one/main/memory.current": "1\n",
-                "sys/fs/cgroup/pods/one/memory.max": "5000\n",
-                "sys/fs/cgroup/pods/one/memory.current": "6000\n",
-            },
-            0,
-        ),
-        # Version 1 of control groups in a container: the path is that of the host, but the folder at the top is the
-        # container's own group.
-        (
-            {
-                "proc/meminfo": MEMINFO,
-                "proc/self/cgroup": "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "10000\n",
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": "9000\n",
-                "sys/fs/cgroup/memory/memory.stat": V1_STAT,
-            },
-            10000 - 9000 + 4000,
-        ),
-        # "No limit" in version 1 of control groups: a number larger than any memory.
-        (
-            {
-                "proc/meminfo": MEMINFO,
-                "proc/self/cgroup": "4:memory:/\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": "9000\n",
-            },
-            SYSTEM,
-        ),
+        ("0::/pods/one/main\n", in_folder("pods/one/", POD), 0),
+        (DOCKER, in_folder("memory/memory.", V1_LIMITS), 10000 - 9000 + 4000),
+        ("4:memory:/\n", in_folder("memory/memory.", V1_NO_LIMIT), SYSTEM),
     ],
-    ids=["nothing", "no group", "no number", "version 2", "group above", "version 1", "no limit"],
+    ids=["no group", "version 2", "group above", "version 1", "no limit"],
 )
-def test_the_least_of_all_limits_counts(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
-    assert available_bytes(write(tmp_path, files)) == expected
+def test_the_least_of_all_limits_counts(tmp_path: Path, group: str, limits: dict[str, str], expected: int) -> None:
+    assert available_bytes(system(tmp_path, group, limits)) == expected
+
+
+@pytest.mark.parametrize("meminfo", ["", "MemTotal: 1 kB\nMemAvailable: none\n\n"])
+def test_no_number_is_told_as_none(tmp_path: Path, meminfo: str) -> None:
+    assert available_bytes(system(tmp_path, "", {}, meminfo)) is None
 
 
 def test_this_system_says_something() -> None:
@@ -577,30 +562,14 @@ def test_this_system_says_something() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("group", "limits", "expected"),
     [
-        ({}, None),
-        ({"proc/meminfo": MEMINFO}, 24000 * 1024),
+        ("", {}, 24000 * 1024),
         # The lowest limit counts: that of the group itself or of a group above it.
-        (
-            {
-                "proc/meminfo": MEMINFO,
-                "proc/self/cgroup": "0::/pods/one\n",
-                "sys/fs/cgroup/pods/one/memory.max": "max\n",
-                "sys/fs/cgroup/pods/memory.max": "5000\n",
-            },
-            5000,
-        ),
-        # Version 1 of control groups shows "no limit" as a number larger than any memory.
-        (
-            {
-                "proc/meminfo": MEMINFO,
-                "proc/self/cgroup": "4:memory:/\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            },
-            24000 * 1024,
-        ),
+        ("0::/pods/one\n", {"pods/one/memory.max": "max", "pods/memory.max": "5000"}, 5000),
+        ("4:memory:/\n", in_folder("memory/memory.", V1_NO_LIMIT), 24000 * 1024),
     ],
 )
-def test_the_least_limit_counts(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
-    assert memory_limit_bytes(write(tmp_path, files)) == expected
+def test_the_least_limit_counts(tmp_path: Path, group: str, limits: dict[str, str], expected: int) -> None:
+    assert memory_limit_bytes(system(tmp_path, group, limits)) == expected
+    assert memory_limit_bytes(tmp_path / "nothing") is None

@@ -7,10 +7,9 @@ import importlib.util
 import json
 import shutil
 import sys
-import threading
 import zipfile
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +31,7 @@ from movielens.examples import (
 )
 from movielens.rating_model import rating_model_spec
 from movielens.ratings import UNKNOWN_GENRE, Film, RatingData, User, rating_data, synthetic_ratings
+from tests.http_servers import http_server
 
 OFFICIAL_RATINGS = "2\t1\t3\t880000002\n1\t2\t4\t880000001\n1\t1\t5\t880000001\n"
 OFFICIAL_USERS = "1|24|M|technician|85711\n2|53|F|other|94043\n"
@@ -176,19 +176,12 @@ def test_without_pip_the_package_comes_from_the_index(tmp_path: Path, monkeypatc
     listed = {"files": [{"filename": name, "url": f"{name}#sha256=x", "hashes": {"sha256": digest}}]}
     (tmp_path / "recbole" / "index.html").write_text(json.dumps(listed))
     monkeypatch.setattr(download, "_pip", lambda: None)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with http_server(partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as port:
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{port}")
         assert len(download.from_package(lambda done, total: None).rating) == 3
         (tmp_path / "recbole" / name).write_bytes(b"other")
         with pytest.raises(ExportError, match="another checksum"):
             download.from_package(lambda done, total: None)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_it_is_the_same_every_time() -> None:

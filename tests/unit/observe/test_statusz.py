@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +87,7 @@ def test_each_model_with_what_it_holds_and_why_it_was_refused() -> None:
     )
     found = overload(Settings(max_bytes_in_flight=100, max_queued_requests=3, max_queue_ms=200), counts)
     a, b, c = found["models"]
-    assert a == {
-        "model": "a",
-        "in_flight_bytes": 15,
-        "refused": {"bytes": 1, "wait": 2},
-        "p99_thread_wait_ms": None,
-    }
+    assert a == {"model": "a", "in_flight_bytes": 15, "refused": {"bytes": 1, "wait": 2}, "p99_thread_wait_ms": None}
     assert (b["model"], b["in_flight_bytes"], b["refused"]) == ("b", 0, {"queue": 3})
     assert c["model"] == "c" and 4 <= c["p99_thread_wait_ms"] < 90
     assert found["limits"] == {"bytes": 100, "queued": 3, "wait_ms": 200.0}
@@ -150,94 +144,68 @@ def found(document: dict[str, Any], files: ReadFiles | None = None) -> list[tupl
     return [(one["model"], one["message"], one["alert"]) for one in attention(document, files, NOW_S)]
 
 
-def deltas(document: dict[str, Any]) -> Any:
-    return document["models"]["m"]["versions"][0]["deltas"]
-
-
-CHANGES: list[tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = [
+M, NEW, OLD, DELTAS = "models.m", "models.m.versions.0", "models.m.versions.1", "models.m.versions.0.deltas"
+NODES = [{"node": "a:1", "answers": False}, {"node": "a:2", "answers": True}]
+USER = {"model": "m", "version": 2, "table": "user", "problem": "", "refusal": ""}
+LOST = "1 blocks are missing, in slots 7"
+# Place in the document, what is changed or appended there, and the notice: model, message and alert.
+CHANGES: list[tuple[str, Any, tuple[str, str, str]]] = [
+    (M, {"problem": "no version"}, ("m", "can not answer: no version", "EmbeddingModelUnavailable")),
+    (OLD, {"code": "DATA_LOSS", "message": "cut"}, ("m", "version 1: DATA_LOSS: cut", "EmbeddingVersionDamaged")),
+    (OLD, {"code": "NOT_FOUND", "message": "gone"}, ("m", "version 1: NOT_FOUND: gone", "EmbeddingVersionFailed")),
     (
-        lambda one: one["models"]["m"].update(problem="no version"),
-        ("m", "can not answer: no version", "EmbeddingModelUnavailable"),
-    ),
-    (
-        lambda one: one["models"]["m"]["versions"][1].update(code="DATA_LOSS", message="cut"),
-        ("m", "version 1: DATA_LOSS: cut", "EmbeddingVersionDamaged"),
-    ),
-    (
-        lambda one: one["models"]["m"]["versions"][1].update(code="NOT_FOUND", message="gone"),
-        ("m", "version 1: NOT_FOUND: gone", "EmbeddingVersionFailed"),
-    ),
-    (
-        lambda one: one["models"]["m"]["versions"][0].update(can_not_run={"a": "no dtype", "b": "no dtype"}),
+        NEW,
+        {"can_not_run": {"a": "no dtype", "b": "no dtype"}},
         ("m", "version 2: the native core does not run a, b: no dtype", "EmbeddingSignaturesNotRun"),
     ),
+    (NEW, {"notice": "a toy"}, ("m", "version 2: a toy", "")),
     (
-        lambda one: one["models"]["m"]["versions"][0].update(notice="a toy"),
-        ("m", "version 2: a toy", ""),
-    ),
-    (
-        lambda one: one["models"]["m"]["versions"][0].update(unproven=["lookup/film"]),
+        NEW,
+        {"unproven": ["lookup/film"]},
         ("m", "version 2: a spec is believed that adopt could not prove: lookup/film", ""),
     ),
+    (NEW, {"note": "other files lie there"}, ("m", "version 2: other files lie there", "")),
     (
-        lambda one: one["models"]["m"]["versions"][0].update(note="other files lie there"),
-        ("m", "version 2: other files lie there", ""),
-    ),
-    (
-        lambda one: deltas(one)["refused"].update(corrupt=2),
+        f"{DELTAS}.refused",
+        {"corrupt": 2},
         ("m", "version 2: 2 deltas were refused since it was loaded (corrupt)", "EmbeddingDeltasRefused"),
     ),
     (
-        lambda one: deltas(one)["journal_failures"].update(full=3),
+        f"{DELTAS}.journal_failures",
+        {"full": 3},
         ("m", "version 2: 3 upserts were not put into the journal (full)", "EmbeddingJournalFails"),
     ),
+    (DELTAS, {"lag_s": 10.1}, ("m", "version 2: deltas have waited for 10 s", "EmbeddingDeltaLag")),
+    (DELTAS, {"missing": 4}, ("m", "version 2: 4 numbers of deltas are missing", "")),
     (
-        lambda one: deltas(one).update(lag_s=10.1),
-        ("m", "version 2: deltas have waited for 10 s", "EmbeddingDeltaLag"),
-    ),
-    (lambda one: deltas(one).update(missing=4), ("m", "version 2: 4 numbers of deltas are missing", "")),
-    (
-        lambda one: deltas(one)["journal"].update(bytes=90),
+        f"{DELTAS}.journal",
+        {"bytes": 90},
         ("m", "version 2: the journal is full to 90 %: fold it into a new version", ""),
     ),
+    ("overload.models.1", {"in_flight_bytes": 40}, ("", "90 of 100 bytes are in flight", "EmbeddingInFlightFull")),
+    ("server", {"open_files": 900}, ("", "900 of 1000 file descriptors are open", "EmbeddingFileDescriptors")),
     (
-        lambda one: one["overload"]["models"][1].update(in_flight_bytes=40),
-        ("", "90 of 100 bytes are in flight", "EmbeddingInFlightFull"),
-    ),
-    (
-        lambda one: one["server"].update(open_files=900),
-        ("", "900 of 1000 file descriptors are open", "EmbeddingFileDescriptors"),
-    ),
-    (
-        lambda one: one["clusters"][0].update(problem="slots 0-99 have no node"),
+        "clusters.0",
+        {"problem": "slots 0-99 have no node"},
         ("", "cluster redis://a: slots 0-99 have no node", "EmbeddingClusterUnreachable"),
     ),
     (
-        lambda one: one["clusters"][0]["nodes"].extend(
-            [{"node": "a:1", "answers": False}, {"node": "a:2", "answers": True}]
-        ),
+        "clusters.0.nodes",
+        NODES,
         ("", "cluster redis://a: a:1 not reached; other nodes answer for it", "EmbeddingClusterNodeDown"),
     ),
     (
-        lambda one: one["clusters"][0]["tables"].append(
-            {"model": "m", "version": 2, "table": "user", "problem": "1 blocks are missing, in slots 7", "refusal": ""}
-        ),
-        ("m", "version 2: rows of table user: 1 blocks are missing, in slots 7", "EmbeddingRemoteRowsLost"),
+        "clusters.0.tables",
+        [USER | {"problem": LOST}],
+        ("m", f"version 2: rows of table user: {LOST}", "EmbeddingRemoteRowsLost"),
     ),
     (
-        lambda one: one["clusters"][0]["tables"].append(
-            {"model": "m", "version": 2, "table": "user", "problem": "", "refusal": "a:1: OOM"}
-        ),
+        "clusters.0.tables",
+        [USER | {"refusal": "a:1: OOM"}],
         ("m", "version 2: upserts of table user are refused: a:1: OOM", "EmbeddingRemoteUpsertsRefused"),
     ),
-    (
-        lambda one: one["stores"][0].update(problem="refused"),
-        ("m", "object store: refused", "EmbeddingStoreUnlisted"),
-    ),
-    (
-        lambda one: one["request_logs"]["m"].update(is_disabled=True),
-        ("m", "an error ended the request log", "EmbeddingRequestLogDisabled"),
-    ),
+    ("stores.0", {"problem": "refused"}, ("m", "object store: refused", "EmbeddingStoreUnlisted")),
+    ("request_logs.m", {"is_disabled": True}, ("m", "an error ended the request log", "EmbeddingRequestLogDisabled")),
 ]
 
 
@@ -245,10 +213,13 @@ def test_nothing_is_found_below_the_limits() -> None:
     assert found(document()) == []
 
 
-@pytest.mark.parametrize(("change", "notice"), CHANGES, ids=[notice[1] for _, notice in CHANGES])
-def test_each_condition_is_found_alone(change: Callable[[dict[str, Any]], Any], notice: tuple[str, str, str]) -> None:
-    changed = document()
-    change(changed)
+@pytest.mark.parametrize(("place", "change", "notice"), CHANGES, ids=[notice[1] for *_, notice in CHANGES])
+def test_each_condition_is_found_alone(place: str, change: Any, notice: tuple[str, str, str]) -> None:
+    changed: Any = document()
+    part = changed
+    for key in place.split("."):
+        part = part[int(key) if key.isdigit() else key]
+    (part.extend if isinstance(part, list) else part.update)(change)
     assert found(changed) == [notice]
 
 
@@ -263,7 +234,7 @@ def test_files_that_are_read_again_are_looked_at() -> None:
 
 def test_rules_that_are_named_are_rules_of_prometheus() -> None:
     rules = set(re.findall(r"alert: (\w+)", (ROOT / "examples/compose/alerts.yml").read_text()))
-    named = {alert for _, (_, _, alert) in CHANGES if alert}
+    named = {alert for *_, (_, _, alert) in CHANGES if alert}
     assert named and named <= rules
 
 

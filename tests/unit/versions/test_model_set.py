@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -270,6 +271,10 @@ def test_at_the_start_labels_need_the_flag(world: World) -> None:
     assert world.registry.models() == []
 
 
+def logged(*log: Any, **fields: Any) -> ModelConfig:
+    return ModelConfig("b", "/m", request_log=RequestLogConfig(*log, **fields))
+
+
 @pytest.mark.parametrize(
     ("configs", "text"),
     [
@@ -288,29 +293,26 @@ def test_at_the_start_labels_need_the_flag(world: World) -> None:
         ),
         ([ModelConfig("", "/m")], "A model without a name is listed, its base_path is /m"),
         ([ModelConfig("b", "/m", platform="x")], "Model b requests unsupported platform x"),
-        (
-            [ModelConfig("b", "/m", platform="")],
-            NO_PLATFORM,
-        ),
+        ([ModelConfig("b", "/m", platform="")], NO_PLATFORM),
         (
             [ModelConfig("a", "/m", platform="x")],
             "Illegal to change a model's platform. For model a platform was tensorflow and new platform requested is x",
         ),
-        ([ModelConfig("b", "/m", request_log=RequestLogConfig("", 1))], "No request-logger-creator provided."),
+        ([logged("", 1)], "No request-logger-creator provided."),
         (
-            [ModelConfig("b", "/m", request_log=RequestLogConfig("/x", 1, "kafka"))],
+            [logged("/x", 1, "kafka")],
             "Cannot find LogCollector::Factory for type: kafka",
         ),
         (
-            [ModelConfig("b", "/m", request_log=RequestLogConfig("x", 1))],
+            [logged("x", 1)],
             "Model b: filename_prefix of logging_config must be absolute; got x",
         ),
         (
-            [ModelConfig("b", "/m", request_log=RequestLogConfig("/x", 1.5))],
+            [logged("/x", 1.5)],
             "Model b: sampling_rate of logging_config is 1.5: expected 0 to 1",
         ),
         (
-            [ModelConfig("b", "/m", request_log=RequestLogConfig("/x", 1, foreign=("attributes",)))],
+            [logged("/x", 1, foreign=("attributes",))],
             "Model b: attributes of logging_config is not supported",
         ),
     ],

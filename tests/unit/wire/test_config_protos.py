@@ -336,23 +336,20 @@ def test_no_waiting_batch_may_be_given_unless_requests_are_split() -> None:
     BatchingParameters(max_enqueued_batches=0).check()
 
 
+SPLIT = {"enable_large_batch_splitting": True}
+
+
 @pytest.mark.parametrize(
     ("values", "text"),
     [
         ({"max_batch_size": 0}, "input_batch_size_limit must be positive; was 0"),
         ({"batch_timeout_micros": -1}, "batch_timeout_micros must be non-negative; was -1"),
         ({"max_enqueued_batches": -1}, "max_enqueued_batches must be positive; was -1"),
-        (
-            {"max_enqueued_batches": 0, "enable_large_batch_splitting": True},
-            "max_enqueued_batches must be positive; was 0",
-        ),
+        ({"max_enqueued_batches": 0} | SPLIT, "max_enqueued_batches must be positive; was 0"),
         ({"num_batch_threads": 0}, "num_batch_threads must be positive; was 0"),
+        ({"max_execution_batch_size": 0} | SPLIT, "max_execution_batch_size must be positive; was 0"),
         (
-            {"enable_large_batch_splitting": True, "max_execution_batch_size": 0},
-            "max_execution_batch_size must be positive; was 0",
-        ),
-        (
-            {"max_batch_size": 2, "enable_large_batch_splitting": True, "max_execution_batch_size": 3},
+            {"max_batch_size": 2, "max_execution_batch_size": 3} | SPLIT,
             (
                 "When enable_large_batch_splitting is true, input_batch_size_limit must be greater than or equal to "
                 "max_execution_batch_size; they were 2 and 3"
@@ -362,13 +359,12 @@ def test_no_waiting_batch_may_be_given_unless_requests_are_split() -> None:
             {"max_batch_size": 8, "allowed_batch_sizes": (2, 4)},
             "Last entry in allowed_batch_sizes must match max_batch_size; last entry was 4; expected 8",
         ),
-        (
-            {"max_batch_size": 8, "allowed_batch_sizes": (4, 4, 8)},
-            "allowed_batch_sizes entries must be monotonically increasing",
-        ),
-        (
-            {"max_batch_size": 8, "allowed_batch_sizes": (0, 8)},
-            "allowed_batch_sizes entries must be monotonically increasing",
+        *(
+            (
+                {"max_batch_size": 8, "allowed_batch_sizes": sizes},
+                "allowed_batch_sizes entries must be monotonically increasing",
+            )
+            for sizes in ((4, 4, 8), (0, 8))
         ),
     ],
 )

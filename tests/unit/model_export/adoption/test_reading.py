@@ -286,7 +286,7 @@ def test_keys_of_two_places_are_not_combined() -> None:
 def discovered(folder: Path, name: str) -> Discovery:
     """Builds a zoo model, and returns what discovery finds in it."""
     tf.found()  # the import chooses the Keras of this process, before the builder imports one
-    all_models()[name].build(folder / "1", lambda count: count)
+    all_models()[name].build(folder / "1")
     return discover(folder / "1")
 
 
@@ -343,7 +343,7 @@ def test_policies_of_a_safe_lookup_are_found_by_trying(tmp_path: Path, combiner:
     # The models of the zoo have six such features each.
     tag, table = Feature("tag", "int64", "ragged", (), combiner, "t"), Table("t", 500, 16)
     features = (tag, replace(tag, name="weighted", weights=True))
-    constructed(Construction("safe", "module", features, (table,), "none")).build(tmp_path / "1", lambda count: count)
+    constructed(Construction("safe", "module", features, (table,), "none")).build(tmp_path / "1")
     has_policies(discover(tmp_path / "1"), "tag", expected)
 
 

@@ -93,46 +93,25 @@ def test_ftrl_starts_its_linear_slot_from_zero() -> None:
     assert FtrlParameters(0.1).initial_linear_value == 0.0
 
 
+NOT_NEGATIVE = ("initial_accumulator_value", "l1_regularization_strength", "l2_regularization_strength")
+NOT_LAZY = {"lazy_adam": False, "use_gradient_accumulation": False}
 TEXTS_OF_2_15: list[tuple[type, dict[str, Any], str]] = [
-    (
-        AdagradParameters,
-        {"initial_accumulator": 0},
-        "Adagrad initial_accumulator must be greater than zero. Received: 0.",
+    *(
+        (
+            AdagradParameters,
+            {"initial_accumulator": number},
+            f"Adagrad initial_accumulator must be greater than zero. Received: {number}.",
+        )
+        for number in (0, -1.5)
     ),
-    (
-        AdagradParameters,
-        {"initial_accumulator": -1.5},
-        "Adagrad initial_accumulator must be greater than zero. Received: -1.5.",
+    *(
+        (AdamParameters, {name: number}, f"{name} must be between 0. and 1; got {number}.")
+        for name, number in (("beta1", 1.0), ("beta1", -0.1), ("beta2", 1.5))
     ),
-    (AdamParameters, {"beta1": 1.0}, "beta1 must be between 0. and 1; got 1.0."),
-    (AdamParameters, {"beta1": -0.1}, "beta1 must be between 0. and 1; got -0.1."),
-    (AdamParameters, {"beta2": 1.5}, "beta2 must be between 0. and 1; got 1.5."),
     (AdamParameters, {"epsilon": 0.0}, "epsilon must be positive; got 0.0."),
-    (
-        AdamParameters,
-        {"lazy_adam": False, "use_gradient_accumulation": False},
-        "When disabling Lazy Adam, gradient accumulation must be used.",
-    ),
-    (
-        FtrlParameters,
-        {"learning_rate_power": 0.5},
-        "learning_rate_power must be less than or equal to 0. got 0.5.",
-    ),
-    (
-        FtrlParameters,
-        {"initial_accumulator_value": -1.0},
-        "initial_accumulator_value must be greater than or equal to 0. got -1.0.",
-    ),
-    (
-        FtrlParameters,
-        {"l1_regularization_strength": -1.0},
-        "l1_regularization_strength must be greater than or equal to 0. got -1.0.",
-    ),
-    (
-        FtrlParameters,
-        {"l2_regularization_strength": -2.0},
-        "l2_regularization_strength must be greater than or equal to 0. got -2.0.",
-    ),
+    (AdamParameters, NOT_LAZY, "When disabling Lazy Adam, gradient accumulation must be used."),
+    (FtrlParameters, {"learning_rate_power": 0.5}, "learning_rate_power must be less than or equal to 0. got 0.5."),
+    *((FtrlParameters, {name: -1.5}, f"{name} must be greater than or equal to 0. got -1.5.") for name in NOT_NEGATIVE),
 ]
 
 
