@@ -571,6 +571,45 @@ def test_a_tensor_that_is_fed_and_answered_may_be_any(tf: Any, tmp_path: Path, o
     assert servable.native.run(SIGNATURE, {"item": np.array([2, 0])})["item"].tolist() == [2, 0]
 
 
+def _normalized(tf: Any, rows: Any, scale: Any, offset: Any) -> Any:
+    """Computes what Keras' LayerNormalization computes, by the same ops, which TensorFlow fuses for ranks 2 and 3."""
+    sizes = tf.shape(rows)
+    count = tf.reduce_prod(sizes[:-1])
+    flat = tf.reshape(rows, [1, count, sizes[-1], 1])
+    none = tf.constant([], tf.float32)
+    scaled = tf.raw_ops.FusedBatchNormV3(
+        x=flat, scale=tf.fill([count], 1.0), offset=tf.fill([count], 0.0), mean=none, variance=none, data_format="NCHW"
+    )
+    return tf.reshape(scaled.y, sizes) * scale + offset
+
+
+@pytest.mark.parametrize("way", ["input", "computed", "joined", "stacked", "combined"])
+def test_what_is_fed_has_the_shape_that_the_graph_says(
+    tf: Any, tmp_path: Path, opened: list[Servable], way: str
+) -> None:
+    """TensorFlow fuses operations by shapes; fused operations round otherwise."""
+    module = tf.Module()
+    module.tables = {"t": tf.Variable(np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32))}
+    module.numbers = [tf.Variable([1.5, -2.0, 0.3, 1.0]), tf.Variable([0.1, 0.2, -0.3, 1.0])]
+    find = {
+        "input": lambda table, item: tf.gather(table, item),
+        "computed": lambda table, item: tf.gather(table, item % 50),
+        "joined": lambda table, item: tf.stack([tf.gather(table, item), tf.gather(table, item % 50)], 1),
+        "stacked": lambda table, item: tf.stack([tf.gather(table, item), tf.gather(table, item % 50)]),
+        "combined": lambda table, item: tf.reduce_sum(tf.gather(table, tf.stack([item, item * 0], 1)), 1),
+    }[way]
+
+    def score(item: Any) -> Any:
+        return {"score": _normalized(tf, find(module.tables["t"], item), *module.numbers)}
+
+    specs = [tf.TensorSpec([None], tf.int64, "item")]
+    function = tf.function(score, input_signature=specs, autograph=False)
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures={SIGNATURE: function})
+    write_tables_manifest(tmp_path / "1")
+    servable = same_answers(opened, tmp_path / "1", [{"item": np.arange(count)} for count in (1, 7, 40)])
+    assert isinstance(servable.backends[SIGNATURE], TowerBackend)
+
+
 def test_numbers_that_are_scattered_write_no_table(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
     def score(tf: Any, table: Any, item: Any) -> Any:
         counts = tf.scatter_nd(item[:, None], tf.ones_like(item, tf.float32), [NUM_ROWS])
