@@ -259,10 +259,11 @@ def _output_numbers(node: Any) -> dict[str, int]:
     numbers, count = {}, 0
     for output in op.output_arg:
         numbers[output.name] = count
-        if output.number_attr:
-            count += node.attr[output.number_attr].i
-        elif output.type_list_attr:
-            count += len(node.attr[output.type_list_attr].list.type)
+        if name := output.number_attr or output.type_list_attr:
+            # A saved graph leaves out attributes that have their defaults; a read by [] would add them without a value.
+            default = next(declared.default_value for declared in op.attr if declared.name == name)
+            value = node.attr.get(name, default)
+            count += value.i if output.number_attr else len(value.list.type)
         else:
             count += 1
     return numbers
