@@ -290,7 +290,7 @@ def open_graph(artifact: Path) -> OpenedGraph:
     variables = {
         key: entry
         for key, entry in bundle.items()
-        if key in restored and len(entry.shape) == 2 and entry.dtype in ADOPTED_DTYPES
+        if key in restored and len(entry.shape) == 2 and all(entry.shape) and entry.dtype in ADOPTED_DTYPES
     }
     sparse = read_sparse_names(meta_graph)
     return OpenedGraph(
