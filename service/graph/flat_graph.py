@@ -13,6 +13,8 @@ from service.types import Array
 
 # Ops that only call a function, which are inlined; control flow ops (If, While, Case) are not inlined.
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+# Ops whose output is their input, as long as nothing is trained.
+SAME = frozenset({"Identity", "StopGradient"})
 # The attribute of a call or a function that XLA compiles.
 _COMPILED = "_XlaMustCompile"
 
@@ -58,7 +60,7 @@ class FlatGraph:
             return
         cast = self.nodes[node_of(self.data_inputs(node.name)[0])]
         read = cast
-        while read.op in ("Cast", "Identity"):
+        while read.op == "Cast" or read.op in SAME:
             read = self.nodes[node_of(self.data_inputs(read.name)[0])]
         if cast.op != "Cast" or read.op != "ReadVariableOp":
             return

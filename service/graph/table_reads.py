@@ -10,7 +10,7 @@ import numpy as np
 from service.artifact import tensor_proto
 from service.artifact.signature_def import tensor_names
 from service.errors import ArtifactError
-from service.graph.flat_graph import FlatGraph, called_functions, constant_of, flatten, node_of
+from service.graph.flat_graph import SAME, FlatGraph, called_functions, constant_of, flatten, node_of
 from service.graph.library import op_definition
 from service.graph.restoring import init_op
 from service.types import INIT_SIGNATURE
@@ -240,7 +240,7 @@ def table_reads(
             inputs = flat.data_inputs(name)
             if tensor not in inputs:
                 continue
-            if node.op in ("ReadVariableOp", "Identity"):
+            if node.op == "ReadVariableOp" or node.op in SAME:
                 todo.append((f"{name}:0", table))
             elif _is_gather(flat, node) and tensor == inputs[0] and inputs[1] != tensor:
                 reads.append(TableRead(table, inputs[1], f"{name}:0"))

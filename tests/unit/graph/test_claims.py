@@ -571,6 +571,15 @@ def test_a_tensor_that_is_fed_and_answered_may_be_any(tf: Any, tmp_path: Path, o
     assert servable.native.run(SIGNATURE, {"item": np.array([2, 0])})["item"].tolist() == [2, 0]
 
 
+def test_rows_of_a_table_that_is_not_trained_are_cut(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        return tf.gather(tf.stop_gradient(table), item) * 2.0
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    servable = same_answers(opened, folder, [{"item": np.array([5, APART, 5])}])
+    assert isinstance(servable.backends[SIGNATURE], TowerBackend)
+
+
 def _normalized(tf: Any, rows: Any, scale: Any, offset: Any) -> Any:
     """Computes what Keras' LayerNormalization computes, by the same ops, which TensorFlow fuses for ranks 2 and 3."""
     sizes = tf.shape(rows)

@@ -843,6 +843,20 @@ def test_ids_at_some_places_of_a_row_are_no_lookup(tmp_path: Path) -> None:
     assert {name for name, entry in found.items() if entry.features} == {"all"}
 
 
+def test_a_table_that_is_not_trained_is_looked_up(tmp_path: Path) -> None:
+    spec = [("ids", [None], tf.int64)]
+    signatures: dict[str, tuple[Callable[..., Any], list[Any]]] = {
+        "stopped": (lambda table, ids: tf.gather(tf.stop_gradient(table), ids), spec),
+        "cast": (lambda table, ids: tf.gather(tf.cast(tf.stop_gradient(table), tf.float64), ids), spec),
+        "moved": (lambda table, ids: tf.gather(tf.stop_gradient(table[1:]), ids), spec),
+    }
+    found = entries(discover(saved(tmp_path / "1", signatures)))
+    assert {name: entry.kind for name, entry in found.items() if entry.features} == {
+        "stopped": "lookup",
+        "cast": "predict",
+    }
+
+
 def test_distinct_ids_are_no_lookup(tmp_path: Path) -> None:
     def counted(table: Any, ids: Any) -> Any:
         distinct, places = tf.unique(ids)
