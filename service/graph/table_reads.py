@@ -72,8 +72,13 @@ def has_effect(flat: FlatGraph, checked: frozenset[str]) -> Callable[[str], bool
       checked: placeholders of row splits that the core has checked.
     """
     acts = acting(flat, checked)
+
+    def is_awaited(node: Any) -> bool:
+        # What waits for a condition, such as an assertion, waits for the Identity that TensorFlow puts behind it.
+        return acts(node.name) or (node.op == "Identity" and acts(node_of(node.input[0])))
+
     # TensorFlow lets each check of ragged inputs wait for the one before it, so chains of control inputs are long.
-    found = flat.depending(lambda node: acts(node.name), is_given=lambda reference: reference.startswith("^"))
+    found = flat.depending(is_awaited, is_given=lambda reference: reference.startswith("^"))
     return lambda reference: node_of(reference) in found
 
 

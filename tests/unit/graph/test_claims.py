@@ -27,7 +27,13 @@ from service.graph.claimed_ops import Claimed, ClaimedOps
 from service.graph.flat_graph import flatten
 from service.graph.restoring import repair_handles
 from service.graph.savedmodel import SavedModelBackend
-from service.graph.table_reads import TableRead, initialized_variables, writing_signatures, written_variables
+from service.graph.table_reads import (
+    TableRead,
+    has_effect,
+    initialized_variables,
+    writing_signatures,
+    written_variables,
+)
 from service.graph.tower import FeatureRows, TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array
@@ -569,6 +575,27 @@ def test_a_tensor_that_is_fed_and_answered_may_be_any(tf: Any, tmp_path: Path, o
     servable = same_answers(opened, tmp_path / "1", [{"item": np.array([2, 0])}])
     assert isinstance(servable.backends[SIGNATURE], TowerBackend) and servable.native is not None
     assert servable.native.run(SIGNATURE, {"item": np.array([2, 0])})["item"].tolist() == [2, 0]
+
+
+def test_what_waits_for_an_assertion_in_the_graph_waits_for_it_in_the_tower(
+    tf: Any, tmp_path: Path, opened: list[Servable]
+) -> None:
+    """Else the tower might do what the assertion prevents, such as filling memory."""
+
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        # An assertion on int64 lies in a condition.
+        with tf.control_dependencies([tf.debugging.assert_less(tf.size(item, tf.int64), tf.constant(3, tf.int64))]):
+            count = tf.identity(item, name="waiting")
+        return tf.gather(table, item) * tf.reshape(tf.constant([1.0, 2.0]), [tf.size(count), 1])
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    servable = same_answers(opened, folder, [{"item": np.arange(size)} for size in (2, 3, 9)])
+    assert isinstance(servable.backends[SIGNATURE], TowerBackend)
+    meta_graph = read_meta_graph(folder / "saved_model.pb")
+    flat = flatten(meta_graph.graph_def, [meta_graph.signature_def[SIGNATURE].outputs["score"].name])
+    follow = has_effect(flat, frozenset())
+    (count,) = (node for node in flat.nodes.values() if node.name.endswith("/waiting"))
+    assert any(follow(given) for given in count.input if given.startswith("^"))
 
 
 def test_rows_of_a_table_that_is_not_trained_are_cut(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
