@@ -21,7 +21,7 @@ from service.artifact.signature_def import read_meta_graph, read_signatures
 from service.errors import ArtifactError, InvalidRequest
 from service.graph.claimed_ops import ClaimedOps
 from service.graph.flat_graph import FlatGraph, flatten, node_of, reachable
-from service.graph.graph_session import DenseGraph, Preparation
+from service.graph.graph_session import DenseGraph, Fed, Preparation
 from service.graph.restoring import Saved, repair_handles, restored_otherwise, saved_tensors, variable_names
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.table_reads import (
@@ -306,7 +306,7 @@ def open_graph(artifact: Path) -> OpenedGraph:
     variables = {
         key: entry
         for key, entry in bundle.items()
-        if key in restored and len(entry.shape) == 2 and entry.dtype in ADOPTED_DTYPES
+        if key in restored and len(entry.shape) == 2 and all(entry.shape) and entry.dtype in ADOPTED_DTYPES
     }
     sparse = read_sparse_names(meta_graph)
     return OpenedGraph(
@@ -427,7 +427,7 @@ class Probe:
         left = graph.flat.ancestors(ends, cut=frozenset(rows), follow=graph.follow)
         given = {i for name in left for i in graph.flat.nodes[name].input if i in rows} | self.read.rows
         dtypes = {tensor: tf.as_dtype(opened.variables[rows[tensor]].dtype) for tensor in given}
-        placeholders = {node_of(tensor): dtype.as_datatype_enum for tensor, dtype in dtypes.items()}
+        placeholders = {node_of(tensor): Fed(dtype.as_datatype_enum) for tensor, dtype in dtypes.items()}
         dense = DenseGraph(opened.meta_graph, {}, opened.preparation)
         dense.add(graph.flat, left | placeholders.keys(), placeholders, graph.follow)
         try:

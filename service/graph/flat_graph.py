@@ -13,6 +13,8 @@ from service.types import Array
 
 # Ops that only call a function, which are inlined; control flow ops (If, While, Case) are not inlined.
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+# Ops whose output is their input, as long as nothing is trained.
+SAME = frozenset({"Identity", "StopGradient"})
 # The attribute of a call or a function that XLA compiles.
 _COMPILED = "_XlaMustCompile"
 
@@ -58,7 +60,7 @@ class FlatGraph:
             return
         cast = self.nodes[node_of(self.data_inputs(node.name)[0])]
         read = cast
-        while read.op in ("Cast", "Identity"):
+        while read.op == "Cast" or read.op in SAME:
             read = self.nodes[node_of(self.data_inputs(read.name)[0])]
         if cast.op != "Cast" or read.op != "ReadVariableOp":
             return
@@ -259,10 +261,11 @@ def _output_numbers(node: Any) -> dict[str, int]:
     numbers, count = {}, 0
     for output in op.output_arg:
         numbers[output.name] = count
-        if output.number_attr:
-            count += node.attr[output.number_attr].i
-        elif output.type_list_attr:
-            count += len(node.attr[output.type_list_attr].list.type)
+        if name := output.number_attr or output.type_list_attr:
+            # A saved graph leaves out attributes that have their defaults; a read by [] would add them without a value.
+            default = next(declared.default_value for declared in op.attr if declared.name == name)
+            value = node.attr.get(name, default)
+            count += value.i if output.number_attr else len(value.list.type)
         else:
             count += 1
     return numbers

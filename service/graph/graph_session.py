@@ -272,6 +272,17 @@ class DenseSession(NamedTuple):
     is_single_threaded: bool
 
 
+class Fed(NamedTuple):
+    """A tensor that runs are fed: its DataType number, and its shape as far as the whole graph says it.
+
+    TensorFlow fuses operations by the shapes that it knows, and fused operations give other last bits: with a fed
+    tensor of unknown shape, Keras' LayerNormalization is not fused.
+    """
+
+    dtype: int
+    shape: Shape | None = None
+
+
 class Preparation:
     """The functions and the init graph of a MetaGraph, read once for the sessions of all its parts.
 
@@ -322,19 +333,22 @@ class DenseGraph:
         self,
         flat: FlatGraph,
         needed: set[str],
-        placeholders: Mapping[str, int],
+        placeholders: Mapping[str, Fed],
         follow: Callable[[str], bool] = bool,
     ) -> None:
         """Adds to the dense graph the nodes that one signature needs.
 
         Args:
-          placeholders: nodes that become placeholders -> DataType number of the fed tensor.
+          placeholders: nodes that become placeholders -> the fed tensor.
         """
         for name in needed - self._nodes.keys():
             node = type(flat.nodes[name])(name=name, op="Placeholder")
             if name in placeholders:
-                node.attr["dtype"].type = placeholders[name]
-                node.attr["shape"].shape.unknown_rank = True
+                dtype, sizes = placeholders[name]
+                node.attr["dtype"].type = dtype
+                node.attr["shape"].shape.unknown_rank = sizes is None
+                for size in sizes or ():
+                    node.attr["shape"].shape.dim.add(size=-1 if size is None else size)
             else:
                 node.CopyFrom(flat.nodes[name])
                 inputs = [i for i in node.input if not i.startswith("^") or (follow(i) and node_of(i) in needed)]
@@ -343,6 +357,10 @@ class DenseGraph:
                 # A node's attribute "_class" is removed: it may name a node that is left out, and only matters if a
                 # graph is placed on several machines.
                 node.attr.pop("_class", None)
+                # A read of an attribute that a saved graph leaves out, because it has its default, adds it without a
+                # value, which TensorFlow refuses.
+                for key in [key for key, value in node.attr.items() if value.WhichOneof("value") is None]:
+                    del node.attr[key]
             self._nodes[name] = node
 
     def open(
@@ -353,9 +371,14 @@ class DenseGraph:
         Raises NotProven if one of the nodes reads an embedding table, or the core can not load TensorFlow's library.
         """
         program = self._program(artifact, saved, threads, may_open_twice=may_open_twice)
-        if (session := open_session(program)) is None:
-            raise NotProven("the native core can not load TensorFlow's library")
-        return DenseSession(session, frozenset(self._nodes), program.is_single_threaded)
+        return DenseSession(_opened(program), frozenset(self._nodes), program.is_single_threaded)
+
+    def open_outline(self) -> CoreSession:
+        """Opens a session that says the shapes of tensors; its variables are not restored, so nothing can be run.
+
+        Raises NotProven if the core can not load TensorFlow's library.
+        """
+        return _opened(make_program(self._graph_def(), (), GraphThreads(1)))
 
     def open_in_python(self, artifact: Path, saved: Mapping[str, Saved]) -> Any:
         """Opens the dense graph as a tf.compat.v1.Session with one thread, whose graph can still be extended."""
@@ -377,10 +400,7 @@ class DenseGraph:
         self, artifact: Path, saved: Mapping[str, Saved], threads: GraphThreads, *, may_open_twice: bool = False
     ) -> GraphProgram:
         init = self._add_init()
-        graph_def = type(self._meta_graph.graph_def)()
-        graph_def.versions.CopyFrom(self._meta_graph.graph_def.versions)
-        graph_def.node.extend(self._nodes.values())
-        graph_def.library.CopyFrom(self._library())
+        graph_def = self._graph_def()
         if read := sorted(self._nodes.keys() & self._tables.keys()):
             raise NotProven(f"what is left still reads table {self._tables[read[0]]!r}")
         variables = self._nodes.keys() & saved.keys()
@@ -390,6 +410,13 @@ class DenseGraph:
             assets = asset_paths(self._meta_graph, artifact)
             steps.append((init, {tensor: path for tensor, path in assets.items() if node_of(tensor) in self._nodes}))
         return make_program(graph_def, steps, threads, may_open_twice=may_open_twice)
+
+    def _graph_def(self) -> Any:
+        graph_def = type(self._meta_graph.graph_def)()
+        graph_def.versions.CopyFrom(self._meta_graph.graph_def.versions)
+        graph_def.node.extend(self._nodes.values())
+        graph_def.library.CopyFrom(self._library())
+        return graph_def
 
     def _add_init(self) -> str:
         name = ""
@@ -410,3 +437,9 @@ class DenseGraph:
                     library.function.add().CopyFrom(functions[name])
                     todo.extend(functions[name].node_def)
         return library
+
+
+def _opened(program: GraphProgram) -> CoreSession:
+    if (session := open_session(program)) is None:
+        raise NotProven("the native core can not load TensorFlow's library")
+    return session

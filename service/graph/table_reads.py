@@ -10,7 +10,7 @@ import numpy as np
 from service.artifact import tensor_proto
 from service.artifact.signature_def import tensor_names
 from service.errors import ArtifactError
-from service.graph.flat_graph import FlatGraph, called_functions, constant_of, flatten, node_of
+from service.graph.flat_graph import SAME, FlatGraph, called_functions, constant_of, flatten, node_of
 from service.graph.library import op_definition
 from service.graph.restoring import init_op
 from service.types import INIT_SIGNATURE
@@ -72,8 +72,13 @@ def has_effect(flat: FlatGraph, checked: frozenset[str]) -> Callable[[str], bool
       checked: placeholders of row splits that the core has checked.
     """
     acts = acting(flat, checked)
+
+    def is_awaited(node: Any) -> bool:
+        # What waits for a condition, such as an assertion, waits for the Identity that TensorFlow puts behind it.
+        return acts(node.name) or (node.op == "Identity" and acts(node_of(node.input[0])))
+
     # TensorFlow lets each check of ragged inputs wait for the one before it, so chains of control inputs are long.
-    found = flat.depending(lambda node: acts(node.name), is_given=lambda reference: reference.startswith("^"))
+    found = flat.depending(is_awaited, is_given=lambda reference: reference.startswith("^"))
     return lambda reference: node_of(reference) in found
 
 
@@ -240,7 +245,7 @@ def table_reads(
             inputs = flat.data_inputs(name)
             if tensor not in inputs:
                 continue
-            if node.op in ("ReadVariableOp", "Identity"):
+            if node.op == "ReadVariableOp" or node.op in SAME:
                 todo.append((f"{name}:0", table))
             elif _is_gather(flat, node) and tensor == inputs[0] and inputs[1] != tensor:
                 reads.append(TableRead(table, inputs[1], f"{name}:0"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from service.artifact.signature_def import read_meta_graph
 from service.errors import ArtifactError, InvalidRequest
 from service.graph.claimed_ops import Claimed, ClaimedOps, is_placeholder, layout_sizes, sized_by
 from service.graph.flat_graph import FlatGraph, canonical, constant_of, flatten, node_of
-from service.graph.graph_session import DenseGraph, DenseSession, GraphError, Preparation
+from service.graph.graph_session import DenseGraph, DenseSession, Fed, GraphError, Preparation, Shape
 from service.graph.joined_rows import joined_rows
 from service.graph.library import op_definition
 from service.graph.probes import MOST_LENGTH, Constants, has_same_bits, requests
@@ -210,6 +210,7 @@ class _Cutting:
     """The graph, tables and claims in which the sources of a signature's rows are searched.
 
     readers: node of the signature -> the nodes that read it. claims: those of the signature, with their inputs.
+    shape: returns the shape of a tensor as far as the whole graph says it.
     open_session: opens a session of nodes of a graph, as DenseGraph.open() does.
     """
 
@@ -219,7 +220,8 @@ class _Cutting:
     ops: ClaimedOps
     readers: Mapping[str, Sequence[str]]
     claims: Sequence[tuple[Claim, Claimed]]
-    open_session: Callable[[_Candidate, set[str], Mapping[str, int]], DenseSession]
+    shape: Callable[[str], Shape | None]
+    open_session: Callable[[_Candidate, set[str], Mapping[str, Fed]], DenseSession]
 
     @contextmanager
     def open_part(self, read: TableRead, tensors: Sequence[str], table: Table) -> Iterator[DenseSession]:
@@ -228,7 +230,7 @@ class _Cutting:
         TensorFlow copies the whole graph of a session for each set of tensors that is fed and fetched.
         """
         flat, follow = self.candidate.flat, self.candidate.follow
-        fed = {node_of(read.rows): tensor_proto.dtype_number(table.info.dtype)}
+        fed = {node_of(read.rows): Fed(tensor_proto.dtype_number(table.info.dtype), self.shape(read.rows))}
         left = flat.ancestors([*tensors, read.ids], cut=frozenset({read.rows}), follow=follow)
         opened = self.open_session(self.candidate, left | fed.keys(), fed)
         try:
@@ -269,13 +271,18 @@ def open_tower(
             return None
         preparation = Preparation(meta_graph)
 
-        def open_session(candidate: _Candidate, nodes: set[str], placeholders: Mapping[str, int]) -> DenseSession:
+        def collected(candidate: _Candidate, nodes: set[str], placeholders: Mapping[str, Fed]) -> DenseGraph:
             part = DenseGraph(meta_graph, handles, preparation)
             part.add(candidate.flat, nodes, placeholders, candidate.follow)
-            return part.open(artifact, saved, threads)
+            return part
 
-        sparse = read_sparse_names(meta_graph)
-        cuts = [_cut(one, mapped, sparse.get(one.spec.name, {}), open_session) for one in candidates]
+        def open_session(candidate: _Candidate, nodes: set[str], placeholders: Mapping[str, Fed]) -> DenseSession:
+            return collected(candidate, nodes, placeholders).open(artifact, saved, threads)
+
+        sparse, cuts = read_sparse_names(meta_graph), list[tuple[CutSignature, _Left]]()
+        for one in candidates:
+            with closing(collected(one, one.needed, {}).open_outline()) as outline:
+                cuts.append(_cut(one, mapped, sparse.get(one.spec.name, {}), outline.shape, open_session))
         # The session has only what a run may compute: TensorFlow places and copies the whole graph before the first.
         dense = DenseGraph(meta_graph, handles, preparation)
         computed = {name for _, left in cuts for name in left.nodes}
@@ -368,17 +375,18 @@ def _is_ragged_part(spec: SignatureSpec, name: str) -> bool:
 
 
 class _Left(NamedTuple):
-    """The rest of a signature's graph: nodes that runs compute, and nodes that they are fed -> DataType number."""
+    """The rest of a signature's graph: nodes that runs compute, and nodes that they are fed."""
 
     nodes: set[str]
-    fed: Mapping[str, int]
+    fed: Mapping[str, Fed]
 
 
 def _cut(
     candidate: _Candidate,
     mapped: MappedTables,
     sparse: Mapping[str, SparseNames],
-    open_session: Callable[[_Candidate, set[str], Mapping[str, int]], DenseSession],
+    shape: Callable[[str], Shape | None],
+    open_session: Callable[[_Candidate, set[str], Mapping[str, Fed]], DenseSession],
 ) -> tuple[CutSignature, _Left]:
     spec, flat = candidate.spec, candidate.flat
     flat.drop_controls(candidate.needed - {node_of(read.rows) for read in candidate.reads}, candidate.follow)
@@ -390,6 +398,7 @@ def _cut(
         ClaimedOps(flat),
         readers_of(flat, candidate.needed, candidate.follow),
         [(claim, _claimed(claim, spec, sparse)) for claim in mapped.claims.get(spec.name, ())],
+        shape,
         open_session,
     )
     sources: dict[str, RowSource] = {}
@@ -437,7 +446,8 @@ def _cut(
         frozenset(name for name in names if node_of(name) in left_apart),
         candidate.effects,
     )
-    return cut, _Left(nodes, {name: tensor_proto.dtype_number(dtypes.get(name, "float32")) for name in given})
+    numbers = {name: tensor_proto.dtype_number(dtypes.get(name, "float32")) for name in given}
+    return cut, _Left(nodes, {name: Fed(number, shape(f"{name}:0")) for name, number in numbers.items()})
 
 
 def _carried(candidate: _Candidate, left: set[str], before: set[str]) -> frozenset[str]:
@@ -474,9 +484,7 @@ def _source(cutting: _Cutting, read: TableRead, direct: InputRows | None) -> tup
             return found
     if direct is not None:
         return read.rows, direct
-    with cutting.open_part(read, [], table) as opened:
-        shape = opened.session.shape(read.ids)
-    return read.rows, ComputedRows(read.ids, table, _row_shape(shape, table.info.embedding_dim))
+    return read.rows, ComputedRows(read.ids, table, _row_shape(cutting.shape(read.ids), table.info.embedding_dim))
 
 
 def _direct(candidate: _Candidate, read: TableRead, mapped: MappedTables) -> InputRows | None:

@@ -27,7 +27,13 @@ from service.graph.claimed_ops import Claimed, ClaimedOps
 from service.graph.flat_graph import flatten
 from service.graph.restoring import repair_handles
 from service.graph.savedmodel import SavedModelBackend
-from service.graph.table_reads import TableRead, initialized_variables, writing_signatures, written_variables
+from service.graph.table_reads import (
+    TableRead,
+    has_effect,
+    initialized_variables,
+    writing_signatures,
+    written_variables,
+)
 from service.graph.tower import FeatureRows, TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array
@@ -569,6 +575,75 @@ def test_a_tensor_that_is_fed_and_answered_may_be_any(tf: Any, tmp_path: Path, o
     servable = same_answers(opened, tmp_path / "1", [{"item": np.array([2, 0])}])
     assert isinstance(servable.backends[SIGNATURE], TowerBackend) and servable.native is not None
     assert servable.native.run(SIGNATURE, {"item": np.array([2, 0])})["item"].tolist() == [2, 0]
+
+
+def test_what_waits_for_an_assertion_in_the_graph_waits_for_it_in_the_tower(
+    tf: Any, tmp_path: Path, opened: list[Servable]
+) -> None:
+    """Else the tower might do what the assertion prevents, such as filling memory."""
+
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        # An assertion on int64 lies in a condition.
+        with tf.control_dependencies([tf.debugging.assert_less(tf.size(item, tf.int64), tf.constant(3, tf.int64))]):
+            count = tf.identity(item, name="waiting")
+        return tf.gather(table, item) * tf.reshape(tf.constant([1.0, 2.0]), [tf.size(count), 1])
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    servable = same_answers(opened, folder, [{"item": np.arange(size)} for size in (2, 3, 9)])
+    assert isinstance(servable.backends[SIGNATURE], TowerBackend)
+    meta_graph = read_meta_graph(folder / "saved_model.pb")
+    flat = flatten(meta_graph.graph_def, [meta_graph.signature_def[SIGNATURE].outputs["score"].name])
+    follow = has_effect(flat, frozenset())
+    (count,) = (node for node in flat.nodes.values() if node.name.endswith("/waiting"))
+    assert any(follow(given) for given in count.input if given.startswith("^"))
+
+
+def test_rows_of_a_table_that_is_not_trained_are_cut(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        return tf.gather(tf.stop_gradient(table), item) * 2.0
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    servable = same_answers(opened, folder, [{"item": np.array([5, APART, 5])}])
+    assert isinstance(servable.backends[SIGNATURE], TowerBackend)
+
+
+def _normalized(tf: Any, rows: Any, scale: Any, offset: Any) -> Any:
+    """Computes what Keras' LayerNormalization computes, by the same ops, which TensorFlow fuses for ranks 2 and 3."""
+    sizes = tf.shape(rows)
+    count = tf.reduce_prod(sizes[:-1])
+    flat = tf.reshape(rows, [1, count, sizes[-1], 1])
+    none = tf.constant([], tf.float32)
+    scaled = tf.raw_ops.FusedBatchNormV3(
+        x=flat, scale=tf.fill([count], 1.0), offset=tf.fill([count], 0.0), mean=none, variance=none, data_format="NCHW"
+    )
+    return tf.reshape(scaled.y, sizes) * scale + offset
+
+
+@pytest.mark.parametrize("way", ["input", "computed", "joined", "stacked", "combined"])
+def test_what_is_fed_has_the_shape_that_the_graph_says(
+    tf: Any, tmp_path: Path, opened: list[Servable], way: str
+) -> None:
+    """TensorFlow fuses operations by shapes; fused operations round otherwise."""
+    module = tf.Module()
+    module.tables = {"t": tf.Variable(np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32))}
+    module.numbers = [tf.Variable([1.5, -2.0, 0.3, 1.0]), tf.Variable([0.1, 0.2, -0.3, 1.0])]
+    find = {
+        "input": lambda table, item: tf.gather(table, item),
+        "computed": lambda table, item: tf.gather(table, item % 50),
+        "joined": lambda table, item: tf.stack([tf.gather(table, item), tf.gather(table, item % 50)], 1),
+        "stacked": lambda table, item: tf.stack([tf.gather(table, item), tf.gather(table, item % 50)]),
+        "combined": lambda table, item: tf.reduce_sum(tf.gather(table, tf.stack([item, item * 0], 1)), 1),
+    }[way]
+
+    def score(item: Any) -> Any:
+        return {"score": _normalized(tf, find(module.tables["t"], item), *module.numbers)}
+
+    specs = [tf.TensorSpec([None], tf.int64, "item")]
+    function = tf.function(score, input_signature=specs, autograph=False)
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures={SIGNATURE: function})
+    write_tables_manifest(tmp_path / "1")
+    servable = same_answers(opened, tmp_path / "1", [{"item": np.arange(count)} for count in (1, 7, 40)])
+    assert isinstance(servable.backends[SIGNATURE], TowerBackend)
 
 
 def test_numbers_that_are_scattered_write_no_table(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:

@@ -232,6 +232,25 @@ def test_a_graph_that_parses_examples(tf: Any, tf_serving_testdata: Path) -> Non
         predict(servable, {input_name: np.array([b"\xff\xff"], object)}, name)
 
 
+def test_a_graph_that_parses_sequences_beside_a_loop(tf: Any, tmp_path: Path) -> None:
+    """The parsing op has attributes that a saved graph leaves out; a graph with a loop is opened as it was saved."""
+    module = tf.Module()
+    context = {"user": tf.io.FixedLenFeature([], tf.int64)}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "x")], autograph=False)
+    def parse(x: Any) -> Any:
+        found, _, _ = tf.io.parse_sequence_example(x, context, {"seen": tf.io.RaggedFeature(tf.int64)})
+        return {"user": found["user"], "y": tf.while_loop(lambda i: i < 3, lambda i: i + 1, [tf.size(x)])[0]}
+
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures={"serving_default": parse})
+    example = tf.train.SequenceExample()
+    example.context.feature["user"].int64_list.value.append(7)
+    servable = loaded(tmp_path / "1")
+    found = predict(servable, {"x": np.array([example.SerializeToString()], object)}, "serving_default")
+    assert (found["user"].tolist(), found["y"].tolist()) == ([7], 3)
+    servable.close()
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_an_output_that_is_an_input_is_answered_as_it_was_sent(tf: Any, tmp_path: Path, is_whole: bool) -> None:
     v1 = tf.compat.v1

@@ -401,6 +401,23 @@ def test_a_model_without_tables_is_refused_with_the_matrices_that_it_has(tmp_pat
         discover(tmp_path / "1")
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+def test_a_matrix_without_rows_or_columns_is_no_table(tmp_path: Path, shape: tuple[int, int]) -> None:
+    module = tf.Module()
+    module.empty, module.full = tf.Variable(tf.zeros(shape)), tf.Variable(tf.ones((3, 2)))
+    specs = [tf.TensorSpec([None], tf.int64, "item")]
+    signatures = {
+        "empty": tf.function(lambda item: {"rows": tf.gather(module.empty, item)}, input_signature=specs),
+        "full": tf.function(lambda item: {"rows": tf.gather(module.full, item)}, input_signature=specs),
+    }
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures=signatures)
+    found = discover(tmp_path / "1")
+    assert len(found.tables) == 1 and {s.name: s.entry.kind for s in found.signatures} == {
+        "empty": "predict",
+        "full": "lookup",
+    }
+
+
 V = 200
 LIMITS = {"int64": (-(2**63), 2**63 - 1), "int32": (-(2**31), 2**31 - 1)}
 EDGES = (0, 1, 2, 7, 50, 100, 199, 200, 201, 417, 1000, 2**31, 2**32 + 5, 2**40 + 1)
@@ -824,6 +841,20 @@ def test_ids_at_some_places_of_a_row_are_no_lookup(tmp_path: Path) -> None:
     signatures = {name: (reading(choose), spec) for name, choose in PLACES.items()}
     found = entries(discover(saved(tmp_path / "1", signatures | {"all": (reading(lambda tf, ids: ids), spec)})))
     assert {name for name, entry in found.items() if entry.features} == {"all"}
+
+
+def test_a_table_that_is_not_trained_is_looked_up(tmp_path: Path) -> None:
+    spec = [("ids", [None], tf.int64)]
+    signatures: dict[str, tuple[Callable[..., Any], list[Any]]] = {
+        "stopped": (lambda table, ids: tf.gather(tf.stop_gradient(table), ids), spec),
+        "cast": (lambda table, ids: tf.gather(tf.cast(tf.stop_gradient(table), tf.float64), ids), spec),
+        "moved": (lambda table, ids: tf.gather(tf.stop_gradient(table[1:]), ids), spec),
+    }
+    found = entries(discover(saved(tmp_path / "1", signatures)))
+    assert {name: entry.kind for name, entry in found.items() if entry.features} == {
+        "stopped": "lookup",
+        "cast": "predict",
+    }
 
 
 def test_distinct_ids_are_no_lookup(tmp_path: Path) -> None:
