@@ -189,6 +189,8 @@ class TableChanges:
         # The moment up to which the listeners know all changes, but for those of unfinished upserts, by their number.
         self._heard_s = float("-inf")
         self._held: dict[str, _Held] = {}
+        # The highest number of an upsert that this server took.
+        self._newest, self._numbering = 0, threading.Lock()
         # The bytes of upserts that this server took and some replica may lack, by their number.
         self._own: dict[str, bytes] = {}
         self._files: deque[_File] = deque()
@@ -240,8 +242,12 @@ class TableChanges:
     def _upsert(self, make: Callable[[int], tuple[Delta, bytes]], floor: int) -> tuple[Delta, bool]:
         end_s = time.monotonic() + _WRITE_S
         whole = self._layout.record_text(is_whole=True)
+        # A replica that takes over may lack the newest numbers, and must not give them again: they name upserts.
+        floor = max(floor, self._newest)
         (number,) = self._primaries.run([self._script(_NEXT, ["", "sequence"], whole, floor)], end_s)
         delta, data = make(int(number))
+        with self._numbering:
+            self._newest = max(self._newest, delta.sequence)
         # Primaries and replicas store the upsert before a row changes, so that a server can finish the upsert even if a
         # replica takes over.
         is_safe = self._hold(str(delta.sequence), data, "", end_s)
