@@ -110,8 +110,10 @@ class _Body(NamedTuple):
     def _constant(
         self, node: Any, names: Collection[str], name: str, numbers: list[int], beside: str, dtype: int = _INT32
     ) -> str:
-        # The control input places the constant in the loop (of TensorFlow 1) that the values lie in.
-        made = self._add(node, names, name, "Const", [] if self.is_function else [f"^{node_of(beside)}"])
+        # A control input places a constant in the loop (of TensorFlow 1) that the values lie in. Without loops it has
+        # none: a node that another one waits for is run, also where its output is fed.
+        is_looping = any(one.op == "Enter" for one in self.nodes)
+        made = self._add(node, names, name, "Const", [f"^{node_of(beside)}"] if is_looping else [])
         made.attr["dtype"].type = made.attr["value"].tensor.dtype = dtype
         (made.attr["value"].tensor.int64_val if dtype == _INT64 else made.attr["value"].tensor.int_val).extend(numbers)
         made.attr["value"].tensor.tensor_shape.dim.add().size = len(numbers)

@@ -148,3 +148,19 @@ def test_a_negative_size_of_a_sparse_matrix_is_no_size(tf: Any, in_function: boo
         opened(indices=[[0, 0], [2, 1]], shape=[1, 2])
     with pytest.raises(GraphError, match="inner dimension does"):
         opened(indices=[[0, 0]], shape=[3, -2])
+
+
+def test_values_may_be_fed_behind_their_placeholder(tf: Any) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        values = tf.identity(v1.placeholder(tf.int64, [None], "not_fed"), "v")
+        dense = tf.raw_ops.RaggedTensorToTensor(
+            shape=tf.constant([-1, -1], tf.int64),
+            values=values,
+            default_value=tf.constant(-1, tf.int64),
+            row_partition_tensors=[v1.placeholder(tf.int64, [None], "p0")],
+            row_partition_types=["ROW_SPLITS"],
+        )
+        tf.identity(dense, "y")
+        opened = _opened(graph.as_graph_def())
+    assert opened(v=[5, 6, 7], p0=[0, 2, 3]) == [[5, 6], [7, -1]]
