@@ -100,7 +100,7 @@ function RollBack({ model, adminPage, hasAdmin }: { model: Model; adminPage: JSX
     );
   const served = model.versions.find((one) => one.state === "AVAILABLE");
   if (!served) return null;
-  if (model.folders.length < 2) return <p class="faint">No other version is in {model.base_path || "its folder"} to go back to.</p>;
+  if (model.folders.length < 2) return <p class="faint">There is no other version to go back to.</p>;
   const folder = `${model.base_path}/`;
   return (
     <p class="faint">
