@@ -80,7 +80,9 @@ def check_saved_model(folder: Path) -> None:
             "(tf.saved_model.save, or model_export.export)"
         )
     if f"{SAVED_MODEL}txt" in names:
-        raise ExportError(f"{folder} has its graph as text: load it with tf.saved_model.load, and save that")
+        raise ExportError(
+            f"{folder} has its graph as text: write it again with tf.saved_model.load and tf.saved_model.save"
+        )
     raise ExportError(f"{folder} has no {SAVED_MODEL}: it is not a SavedModel")
 
 

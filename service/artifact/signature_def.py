@@ -31,7 +31,7 @@ SERVE_TAGS = frozenset({"serve"})
 
 
 def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> dict[str, SignatureSpec]:
-    """Reads the signatures of a SavedModel, from its MetaGraph with exactly the given tags, as read_meta_graph().
+    """Reads the signatures of a SavedModel, from its MetaGraph with exactly the given tags.
 
     All get the kind "predict"; signature_rules.described() finds the lookups by the manifest.
 
@@ -61,8 +61,9 @@ def read_saved_model(saved_model_pb: Path) -> Any:
     """
     saved_model = message_class("tensorflow.SavedModel")()
     as_text = saved_model_pb.with_suffix(".pbtxt")
-    path = as_text if not saved_model_pb.exists() and as_text.exists() else saved_model_pb
-    with os_errors_as(ArtifactError, f"cannot read {path}"):
+    with os_errors_as(ArtifactError, f"cannot read {saved_model_pb}"):
+        # A file system that fails may refuse even to say whether a file exists.
+        path = as_text if not saved_model_pb.exists() and as_text.exists() else saved_model_pb
         data = read_plain_file(path, _MAX_BYTES)
     try:
         if path == as_text:

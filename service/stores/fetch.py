@@ -32,6 +32,7 @@ from service.artifact.hashes import crc32c_in, crc32c_of, masked
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError, NotReady
 from service.stores.object_store import ObjectStore, StoredObject
+from service.versions.model_config import SAVED_MODELS
 
 # Bytes that fetched versions always leave free on the disk of the cache folder, whatever the limit of the folder is.
 _SPARE_BYTES = 64 << 20
@@ -198,7 +199,6 @@ _PART_BYTES = 8 << 20
 # Number of parts of an object that are fetched at the same time; at most this many fetched parts are in memory.
 _NUM_PARTS = 4
 _DELTA = re.compile(rf"{DELTAS_FOLDER}/[0-9]+\.delta")
-_SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
 
 
 class Outcome(Enum):
@@ -302,8 +302,8 @@ class Fetch:
             # Without a manifest nothing lists a version's files: the upload to the store counts as over once
             # has_settled() says that the listing stays the same. If an object is replaced later, its tag changes, and
             # the next attempt fetches it again.
-            if not any(name in by_path for name in _SAVED_MODELS):
-                return f"{_SAVED_MODELS[0]} is not there yet"
+            if not any(name in by_path for name in SAVED_MODELS):
+                return f"{SAVED_MODELS[0]} is not there yet"
             return self._unsettled(objects)
         self._bring_object(by_path[MANIFEST_PATH])
         try:

@@ -199,7 +199,8 @@ def _named_platform(config: ModelConfig) -> str:
     return config.platform
 
 
-SAVED_MODEL = "saved_model.pb"
+# The file of a version's graph, as bytes; and as text, which is read if there is no other.
+SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
 # Maximum number of a folder's entries that are read to suggest a better base path: the folder may be large, and is read
 # at each poll.
 _MAX_ENTRIES = 100
@@ -288,7 +289,7 @@ def unserved(base_path: str, found: Collection[int]) -> str:
     path = Path(base_path)
     told = f"no version folder (an integer name such as 1) in {base_path}"
     if _is_saved_model(path):
-        told += f", which holds {SAVED_MODEL} and so is a version itself"
+        told += f", which holds {SAVED_MODELS[0]} and so is a version itself"
         if holds_versions(path.parent):
             return told + _meant([path.parent])
         return f"{told}; move its files to a version folder, such as {path / '1'}"
@@ -339,7 +340,7 @@ def holds_versions(folder: Path) -> bool:
 
 def _is_saved_model(folder: Path) -> bool:
     # os.path.isfile returns False in a folder that may not be read; Path.is_file would raise an error.
-    return any(os.path.isfile(folder / name) for name in (SAVED_MODEL, "saved_model.pbtxt"))
+    return any(os.path.isfile(folder / name) for name in SAVED_MODELS)
 
 
 def _folders(path: Path) -> list[Path]:

@@ -207,9 +207,13 @@ def find_signature(signatures: Mapping[str, SignatureSpec], name: str, fallback:
     if spec is None:
         known = runnable(signatures)
         near = did_you_mean(name, known) if name else ""
-        names = f"ignatures: {listed(sorted(known))}" if known and not near else ""
+        # TensorFlow Serving's text ends with a full stop over gRPC, and without one over REST.
+        grpc_end = rest_end = near
+        if known and not near:
+            names = listed(sorted(known))
+            grpc_end, rest_end = f". Signatures: {names}", f"; signatures: {names}"
         text = f'Serving signature key "{name or DEFAULT_SIGNATURE}" not found'
-        raise SignatureNotFound(text + (near or (names and f". S{names}") or "."), near or (names and f"; s{names}"))
+        raise SignatureNotFound(text + (grpc_end or "."), rest_end)
     return spec
 
 

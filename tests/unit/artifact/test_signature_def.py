@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,15 @@ def test_the_text_form_is_read_if_there_is_no_other(saved_model_pb: Path) -> Non
         read_signatures(saved_model_pb)
     as_text.write_text(text_format.MessageToString(message))
     assert read_signatures(saved_model_pb) == whole
+
+
+def test_a_file_system_that_fails_is_told(saved_model_pb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "exists", fail)
+    with pytest.raises(ArtifactError, match=r"cannot read .*saved_model\.pb: Input/output error"):
+        read_signatures(saved_model_pb)
 
 
 def test_a_signature_tells_its_definition_as_text(saved_model_pb: Path) -> None:
