@@ -51,8 +51,7 @@ _COMES_S = 1.0
 _FILES = 10_000
 # For how long after a node has failed servers may not wait for it (their maps of slots are as old).
 _AWAY_S = 5.0
-# How long a node takes to start with what it had saved: longer than from one comparison of replicas to the next, also
-# while the other nodes of its slots are silent.
+# How long a node takes to start with what it had saved: longer than a replica is read after its newest report.
 _START_S = 1.0
 # So few that servers miss entries.
 _KEPT_ENTRIES, _READ_ENTRIES = 6, 4
@@ -681,6 +680,7 @@ class _Server:
         self._fail = fail
         # Row -> its order, and the primary that told it.
         self._cache: dict[int, tuple[float, Any]] = {}
+        self._folder: dict[int, Delta] = {}
         self._heard_s = float("-inf")
         self._num_changes = 0
         address = StoreAddress((("n0", 7000), (f"n{_NODES}", 7000 + _NODES)), user=str(number))
@@ -697,7 +697,7 @@ class _Server:
         """Begins to follow changes, as RemoteTables.watch() does."""
         self._topology.refresh(self._cluster.clock.now_s + 1)
         self.changes.begin(self._cluster.clock.now_s + 1)
-        for call, pause_s in ((self.changes.follow, 0.2), (self._replicas.compare, 0.3), (self._topology.look, 2.0)):
+        for call, pause_s in ((self._follow, 0.2), (self._replicas.compare, 0.3), (self._topology.look, 2.0)):
             self._cluster.clock.start(partial(self._repeat, call, pause_s))
         self._cluster.clock.start(partial(self._repeat, self.read, 0.03))
 
@@ -733,8 +733,16 @@ class _Server:
         for row in ids.tolist():
             self.confirmed[row] = max(self.confirmed[row], 2.0 * delta.sequence + 1)
 
+    def _follow(self) -> None:
+        self.changes.follow()
+        # As VersionDeltas.catch_up() does.
+        for sequence in self.changes.take_lost():
+            self._cluster.tell(f"server {self.number}: file {sequence} is read again")
+            self.changes.queue_file(self._folder[sequence], self._refuse)
+
     def take_file(self, delta: Delta) -> None:
         """Takes a delta file that was put into its folder."""
+        self._folder[delta.sequence] = delta
         self.changes.queue_file(delta, self._refuse)
         for row in delta.ids.tolist():
             self.confirmed[row] = max(self.confirmed[row], 2.0 * delta.sequence)

@@ -299,6 +299,10 @@ class Inbox:
         finally:
             os.close(folder)
 
+    def forget(self, sequence: int) -> None:
+        """Lets read() return the delta of this number again, if its file is still there."""
+        self._seen = {name: look for name, look in self._seen.items() if sequence_of(name) != sequence}
+
     def _read(self, folder: int, max_bytes: int) -> list[Delta]:
         found = {}
         with os.scandir(folder) as entries:

@@ -247,8 +247,11 @@ def _shape(name: str, proto: Any, max_elements: int) -> tuple[tuple[int, ...], i
 
 def _decode_content(name: str, content: bytes, number: int, size: int) -> Array:
     dtype = NUMPY_DTYPES[number]
-    if len(content) != size * dtype.itemsize:
-        raise _undecodable(name)
+    if len(content) != (wanted := size * dtype.itemsize):
+        raise MalformedPayload(
+            f"tensor parsing error: {name}: tensor_content has {len(content)} bytes, and {size} elements of"
+            f" {dtype_name(number)} take {wanted}."
+        )
     if number == _BOOL:
         # Each byte that is not 0 means True. The comparison makes new bools: a bool view of the bytes would keep other
         # values than 0 and 1, which break numpy.

@@ -339,6 +339,9 @@ class VersionDeltas:
 
     def _read(self) -> bool:
         found = 0
+        for sequence in set[int]().union(*(changes.take_lost() for changes in self._target.remote.values())):
+            self._checksums.pop(sequence, None)
+            self._inbox.forget(sequence)
         for delta in self._journal.read(_BATCH_BYTES) if self._journal is not None else ():
             found += 1
             self._check_and_queue(delta, is_journaled=True)

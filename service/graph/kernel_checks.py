@@ -5,10 +5,12 @@ reads what lies behind the values in memory; with a last split of 2**40 it asks 
 Keras has saved takes a ragged input as one tensor of values and one of row splits, so both come from requests. The
 kernel of RaggedGather does check row splits, so the checked node waits for one that gathers no row.
 
-SparseTensorDenseMatMul makes a tensor of its first input's shape, whose sizes may be negative. A SavedModel takes a
-sparse input as three tensors, one of them the shape.
+A SavedModel takes a sparse input as three tensors, one of them its shape. SparseTensorDenseMatMul, SparseConcat and
+SparseBincount end the process if a size is negative, or a number of elements has more than 63 bits, as RaggedBincount
+does if a large id is counted. The kernel of SparseReshape does check a shape.
 
-Source: tensorflow/core/kernels/{ragged_tensor_to_tensor_op,ragged_gather_op,sparse_tensor_dense_matmul_op}.cc.
+Source: tensorflow/core/kernels/{ragged_tensor_to_tensor_op,ragged_gather_op,sparse_tensor_dense_matmul_op,
+sparse_concat_op,bincount_op,reshape_util}.cc.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from service.graph.flat_graph import node_of
 
 # Inputs of RaggedTensorToTensor: shape, values, default value, then the partitions.
 _VALUES, _FIRST_PARTITION = 1, 3
-# Input of SparseTensorDenseMatMul.
-_A_SHAPE = 2
+# Inputs of SparseTensorDenseMatMul, SparseBincount and RaggedBincount.
+_A_SHAPE = _DENSE_SHAPE = _SIZE = 2
+# Most rows of SparseBincount and columns of RaggedBincount: with the other size of the result, there are fewer than
+# 2**63 elements, and no memory for so many.
+_MOST_ROWS, _MOST_COLUMNS = 2**31, 2**36
 _INT32, _INT64 = 3, 9
 
 
@@ -29,7 +34,8 @@ def add_checks(graph_def: Any) -> None:
     """Adds the checks to a GraphDef and its functions.
 
     Row splits must be sorted, and the last must be at most the number of values; row ids must be as many as the values.
-    A negative size of a sparse matrix counts as 0.
+    What SparseConcat joins must have shapes of tensors. For the other kernels, a negative size counts as 0, and sizes
+    have limits.
     """
     _Body(graph_def.node, is_function=False).check()
     for function in graph_def.library.function:
@@ -43,18 +49,41 @@ class _Body(NamedTuple):
     is_function: bool
 
     def check(self) -> None:
-        checks = {"RaggedTensorToTensor": self._check_partitions, "SparseTensorDenseMatMul": self._check_shape}
+        checks = {
+            "RaggedTensorToTensor": self._check_partitions,
+            "SparseTensorDenseMatMul": lambda node, names: self._bound(node, names, _A_SHAPE, "Maximum", 0),
+            "SparseConcat": self._check_shapes,
+            "SparseBincount": self._check_sparse_counts,
+            "RaggedBincount": self._check_ragged_counts,
+        }
         found = [node for node in self.nodes if node.op in checks]
         names = {node.name for node in self.nodes} if found else set()
         for node in found:
             checks[node.op](node, names)
 
-    def _check_shape(self, node: Any, names: Collection[str]) -> None:
-        shape = node.input[_A_SHAPE]
-        zero = self._constant(node, names, "zero", [0], shape, _INT64)
-        made = self._add(node, names, "sizes_of_at_least_0", "Maximum", [shape, zero])
+    def _check_shapes(self, node: Any, names: Collection[str]) -> None:
+        number = node.attr["N"].i
+        for one in range(number):
+            indices, shape = node.input[one], node.input[2 * number + one]
+            made = self._add(node, names, f"shape_{one}_is_one", "SparseReshape", [indices, shape, shape])
+            node.input[2 * number + one] = self._output(made, "output_shape", 1)
+
+    def _check_sparse_counts(self, node: Any, names: Collection[str]) -> None:
+        self._bound(node, names, _DENSE_SHAPE, "Maximum", 0)
+        self._bound(node, names, _DENSE_SHAPE, "Minimum", _MOST_ROWS)
+
+    def _check_ragged_counts(self, node: Any, names: Collection[str]) -> None:
+        if node.attr["Tidx"].type == _INT64:
+            self._bound(node, names, _SIZE, "Minimum", _MOST_COLUMNS)
+
+    def _bound(self, node: Any, names: Collection[str], place: int, op: str, bound: int) -> None:
+        """Puts the larger (Maximum) or smaller of an int64 input and a bound in the place of the input."""
+        tensor = node.input[place]
+        made = self._add(
+            node, names, f"{op}_{bound}", op, [tensor, self._constant(node, names, str(bound), bound, tensor)]
+        )
         made.attr["T"].type = _INT64
-        node.input[_A_SHAPE] = self._output(made, "z")
+        node.input[place] = self._output(made, "z")
 
     def _check_partitions(self, node: Any, names: Collection[str]) -> None:
         kinds = [kind.decode() for kind in node.attr["row_partition_types"].list.s]
@@ -107,16 +136,21 @@ class _Body(NamedTuple):
         made.attr["Tshape"].type = _INT32
         return self._output(made, "output")
 
-    def _constant(
-        self, node: Any, names: Collection[str], name: str, numbers: list[int], beside: str, dtype: int = _INT32
-    ) -> str:
+    def _constant(self, node: Any, names: Collection[str], name: str, numbers: list[int] | int, beside: str) -> str:
+        """Returns an int32 vector, or an int64 scalar."""
         # A control input places a constant in the loop (of TensorFlow 1) that the values lie in. Without loops it has
         # none: a node that another one waits for is run, also where its output is fed.
         is_looping = any(one.op == "Enter" for one in self.nodes)
         made = self._add(node, names, name, "Const", [f"^{node_of(beside)}"] if is_looping else [])
-        made.attr["dtype"].type = made.attr["value"].tensor.dtype = dtype
-        (made.attr["value"].tensor.int64_val if dtype == _INT64 else made.attr["value"].tensor.int_val).extend(numbers)
-        made.attr["value"].tensor.tensor_shape.dim.add().size = len(numbers)
+        value = made.attr["value"].tensor
+        if isinstance(numbers, int):
+            value.dtype = _INT64
+            value.int64_val.append(numbers)
+        else:
+            value.dtype = _INT32
+            value.int_val.extend(numbers)
+            value.tensor_shape.dim.add().size = len(numbers)
+        made.attr["dtype"].type = value.dtype
         return self._output(made, "output")
 
     def _add(self, node: Any, names: Collection[str], name: str, op: str, inputs: list[str]) -> Any:
@@ -125,5 +159,7 @@ class _Body(NamedTuple):
             full += "_"
         return self.nodes.add(name=full, op=op, input=inputs, device=node.device)
 
-    def _output(self, node: Any, name: str) -> str:
-        return f"{node.name}:{name}:0" if self.is_function else node.name
+    def _output(self, node: Any, name: str, number: int = 0) -> str:
+        if self.is_function:
+            return f"{node.name}:{name}:0"
+        return f"{node.name}:{number}" if number else node.name

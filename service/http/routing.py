@@ -150,8 +150,19 @@ def meant(path: str, method: str = "POST", routes: Mapping[str, str] = MappingPr
     '; did you mean POST /v1/models/films/tables/TABLE:rows?'
     >>> meant("/v1//models/films:lookup"), meant("/v2/")
     ('; did you mean /v1/models/films:lookup?', '; did you mean /v2?')
+    >>> meant("/v1/model/films"), meant("/models/films/versions/2")
+    ('; did you mean /v1/models/films?', '; did you mean /v1/models/films/versions/2?')
+    >>> meant("/v1/config/reload")
+    "; did you mean /v1/config:reload? the server's admin port (--admin_port) serves that path"
+    >>> meant("/")
+    '; /docs lists the paths, /v1/models the models'
     """
     known = re.sub("/{2,}", "/", path).rstrip("/")
+    if not known:
+        return "; /docs lists the paths, /v1/models the models"
+    known = re.sub("^(/v1)?/models?/", "/v1/models/", known)
+    if known.endswith("/config/reload"):
+        return "; did you mean /v1/config:reload? the server's admin port (--admin_port) serves that path"
     if known.endswith(_ADMIN):
         return "; the server's admin port (--admin_port) serves this path"
     begin, separator, verb = known.rpartition(":")

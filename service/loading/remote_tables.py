@@ -445,7 +445,7 @@ class RemoteTables:
 
     def _compare(self, replicas: Replicas) -> None:
         found = replicas.compare()
-        self._core.set_in_sync(found.as_of_s)
+        self._core.set_in_sync(found.until_s)
         if found.is_map_old:
             self._core.refresh()
 

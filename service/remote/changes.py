@@ -15,7 +15,8 @@ at which the server dropped the upsert's rows from its cache. A delta file is he
 a server that has the file can finish it.
 
 If a primary fails before its replicas have what it holds, they lack the upsert. The server that took the upsert holds
-it again then.
+it again then. A replica may also take over that has the mark of a delta file, but not the note that it is written.
+Servers that were done with the file read it again then.
 """
 
 from __future__ import annotations
@@ -194,6 +195,9 @@ class TableChanges:
         # The bytes of upserts that this server took and some replica may lack, by their number.
         self._own: dict[str, bytes] = {}
         self._files: deque[_File] = deque()
+        # Numbers of the delta files that are written, as far as this server knew, and of those to be read again.
+        self._done: set[int] = set()
+        self._lost: set[int] = set()
         self._trouble = ""
         self._behind_since_s: float | None = None
 
@@ -263,7 +267,13 @@ class TableChanges:
 
     def queue_file(self, delta: Delta, refused: Callable[[DeltaFault], None]) -> None:
         """Queues a delta that was read from a file; follow() writes its rows to the cluster if no other server has."""
+        self._done.discard(delta.sequence)
         self._files.append(_File(delta, refused))
+
+    def take_lost(self) -> set[int]:
+        """Returns the numbers of delta files that this server wrote and that the cluster does not know any more."""
+        found, self._lost = self._lost, set()
+        return found
 
     def follow(self) -> None:
         """Tells listeners the rows that other servers changed; writes queued deltas' and unfinished upserts' rows.
@@ -344,9 +354,12 @@ class TableChanges:
 
     def _finish_held(self, name: str) -> None:
         """Reads which rows an upsert or a delta file changes; writes those of an upsert."""
-        (data,) = self._primaries.run([self._command("HGET", "held", name)], time.monotonic() + _LOOK_S)
+        commands = [self._command("HGET", "held", name), self._command("HGET", "files", name.removeprefix("-"))]
+        data, noted = self._primaries.run(commands, time.monotonic() + _LOOK_S)
         if data is None:
             return
+        if noted is None and name.startswith("-") and int(name[1:]) in self._done:
+            self._lost.add(int(name[1:]))
         delta: Delta | None = None
         ids: Array | None = np.frombuffer(data, "<i8") if name.startswith("-") and data else None
         if not name.startswith("-"):
@@ -387,7 +400,7 @@ class TableChanges:
     def _write_files(self, end_s: float) -> None:
         for _ in range(len(self._files)):
             file = self._files[0]
-            delta, is_done = file.delta, False
+            delta, is_done, is_other = file.delta, False, False
             if time.monotonic() >= file.again_s:
                 (found,) = self._primaries.run([self._command("HGET", "files", delta.sequence)], end_s)
                 is_other = found is not None and int(found) != delta.checksum
@@ -404,6 +417,8 @@ class TableChanges:
             self._files.popleft()
             if not is_done:
                 self._files.append(file)
+            elif not is_other:
+                self._done.add(delta.sequence)
 
     def _write(self, delta: Delta, order: int, end_s: float) -> bool:
         """Writes a delta's rows into the table's blocks in the cluster; returns whether the replicas have them."""

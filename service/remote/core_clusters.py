@@ -138,10 +138,10 @@ class Clusters:
         """
         return self.core.lost(*subject)
 
-    def set_in_sync(self, as_of_s: Mapping[tuple[str, int], float]) -> None:
-        """Lets rows of replicas be read until FRESH_S after the moment up to which each has all changes."""
-        end_s = FRESH_S - time.monotonic()
-        self.core.set_in_sync([(*node, moment_s + end_s) for node, moment_s in as_of_s.items()])
+    def set_in_sync(self, until_s: Mapping[tuple[str, int], float]) -> None:
+        """Lets rows of replicas, by host and port, be read until moments on time.monotonic()."""
+        now_s = time.monotonic()
+        self.core.set_in_sync([(*node, moment_s - now_s) for node, moment_s in until_s.items()])
 
     def refresh(self) -> None:
         self.core.refresh()

@@ -3,6 +3,9 @@
 The server compares how far a primary and its replica are in the stream of their replication. A primary that refuses
 connections takes no changes: a replica that had all shortly before stays so. If a primary does not answer this server,
 its replica counts for as long as it gets more of the stream, and never gets none of it for FRESH_S.
+
+A node that starts again may have old rows, so a replica is read for at most _REPORTED_S after its newest report: a
+node takes longer to start.
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ from service.remote.topology import Node, Topology, Unreachable, node_client
 # _REPORT_S: longest wait, in seconds, for one node's reply to INFO replication. _MOST_THREADS: largest number of
 # primaries whose replicas are compared at the same time. _GONE_S: a replica that had all changes less than this many
 # seconds before its primary refused a connection counts as complete. It may lack what the primary took meanwhile, if it
-# was cut off. Replicas are compared each 0.3 s, and later only if nodes are silent or this server lacks processor time.
+# was cut off. _REPORTED_S: longest time, in seconds, for which a replica is read after it was asked for a report.
+# Replicas are compared each 0.3 s, and later only if nodes are silent or this server lacks processor time.
 _REPORT_S = 0.3
 _MOST_THREADS = 16
 _GONE_S = 1.0
+_REPORTED_S = 0.9
 
 
 class Report(NamedTuple):
@@ -48,13 +53,13 @@ class Report(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The result of comparing replicas with their primaries. as_of_s: replica -> the moment on time.monotonic() up to
-    which it has all changes of its primary, if it is another than was known.
+    """The result of comparing replicas with their primaries. until_s: replica that answered -> the moment on
+    time.monotonic() until which its rows may be read.
 
     is_map_old: whether a node reports another role than the map of slots has for it.
     """
 
-    as_of_s: dict[Node, float]
+    until_s: dict[Node, float]
     is_map_old: bool
 
 
@@ -66,7 +71,7 @@ class Replicas:
     """
 
     def __init__(
-        self, topology: Topology, on_lost: Callable[[Mapping[Node, float]], object] = lambda as_of_s: None
+        self, topology: Topology, on_lost: Callable[[Mapping[Node, float]], object] = lambda until_s: None
     ) -> None:
         self._topology = topology
         self._on_lost = on_lost
@@ -82,17 +87,16 @@ class Replicas:
     def compare(self) -> Found:
         groups = [group for group in self._topology.groups() if group[1]]
         found = list(self._threads.map(self._of_group, groups))
-        as_of_s = {node: moment_s for moments_s, _ in found for node, moment_s in moments_s.items()}
-        self._topology.set_as_of_s(as_of_s)
+        until_s = {node: moment_s for moments_s, _ in found for node, moment_s in moments_s.items()}
         is_map_old = any(is_old for _, is_old in found)
         if is_map_old:
             with suppress(Unreachable):
                 self._topology.refresh(time.monotonic() + self._topology.address.timeout_s)
-        return Found(as_of_s, is_map_old)
+        return Found(until_s, is_map_old)
 
     def _of_group(self, group: tuple[Node, list[Node]]) -> tuple[dict[Node, float], bool]:
-        """Returns the moments up to which a primary's replicas have all changes, and whether one of these nodes has
-        another role than in the map of hash slots.
+        """Returns the moments until which a primary's replicas may be read, and whether one of these nodes has another
+        role than in the map of hash slots.
         """
         # The primary is asked before its replicas, so that a replica that is as far has all changes that the primary
         # had made when it was asked.
@@ -111,7 +115,7 @@ class Replicas:
         is_old = primary is not None and not primary.is_primary
         if primary is not None and primary.is_primary:
             self._primaries[group[0]] = primary
-        known, as_of_s = self._primaries.get(group[0]), {}
+        known, until_s = self._primaries.get(group[0]), {}
         for node in group[1]:
             before, known_s = self._reports.get(node), self._topology.as_of_s(node)
             try:
@@ -126,12 +130,11 @@ class Replicas:
                 moment_s = known_s if is_former else max(known_s, own.asked_s)
             else:
                 moment_s = has_all_s(own, before, known, gone_s=gone_s, as_of_s=known_s)
-            if moment_s != known_s:
-                as_of_s[node] = moment_s
+            until_s[node] = min(moment_s + FRESH_S, own.asked_s + _REPORTED_S)
+            self._topology.set_as_of_s(node, moment_s, until_s[node])
             if moment_s < known_s:
-                self._topology.set_as_of_s({node: moment_s})
-                self._on_lost({node: moment_s})
-        return as_of_s, is_old
+                self._on_lost({node: until_s[node]})
+        return until_s, is_old
 
     def _report(self, node: Node) -> Report:
         kept = self._clients.pop(node, None)

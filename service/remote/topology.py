@@ -18,7 +18,6 @@ from redis.retry import Retry
 
 from service.errors import TableUnreachable
 from service.remote.address import StoreAddress
-from service.remote.core_clusters import FRESH_S
 from service.remote.layout import NUM_SLOTS, TableLayout, slot_of
 
 Node = tuple[str, int]
@@ -186,8 +185,9 @@ class Topology:
         self.address = address
         self._map = _Map((), (), (-1,) * NUM_SLOTS)
         self._down: dict[Node, float] = {}
-        # Replica -> moment on time.monotonic() up to which it has all changes of its primary.
+        # Replica -> moment on time.monotonic() up to which it has all changes of its primary; until which it is read.
         self._as_of_s: dict[Node, float] = {}
+        self._until_s: dict[Node, float] = {}
         # Slot -> its primary, as moved() has seen it last, and the map then; empty before the first call.
         self._known: list[Node | None] = []
         self._compared = self._map
@@ -219,14 +219,15 @@ class Topology:
         return [(primary, [node for node in nodes if node != primary]) for primary, nodes in pairs if primary]
 
     def is_in_sync(self, node: Node) -> bool:
-        """Says whether a replica's rows may be read now: it has all changes that its primary made until FRESH_S ago."""
-        return time.monotonic() < self.as_of_s(node) + FRESH_S
+        """Says whether a replica's rows may be read now."""
+        return time.monotonic() < self._until_s.get(node, float("-inf"))
 
     def as_of_s(self, node: Node) -> float:
         return self._as_of_s.get(node, float("-inf"))
 
-    def set_as_of_s(self, moments_s: Mapping[Node, float]) -> None:
-        self._as_of_s.update(moments_s)
+    def set_as_of_s(self, node: Node, as_of_s: float, until_s: float) -> None:
+        """Notes up to which moment a replica has all changes of its primary, and until when its rows may be read."""
+        self._as_of_s[node], self._until_s[node] = as_of_s, until_s
 
     def primary(self, slot: int) -> Node | None:
         place = self._map.by_slot[slot]

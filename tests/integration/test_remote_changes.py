@@ -256,6 +256,14 @@ def test_servers_share_upserts_and_files_within_a_second(cluster: Cluster, tmp_p
             until(lambda: rows(first) == rows(second) == [[1, 10], [5, 6], [3, 30]])
             drop(folder, 7, delta_bytes(folder, 7, "user", [3], [[7, 8]]))
             until(lambda: rows(first) == rows(second) == [[1, 10], [5, 6], [7, 8]])
+            # A replica takes over that has the mark of the file, but not its rows, nor the note that they are written.
+            layout, lost = layout_of(folder, "user"), cluster.client()
+            until(lambda: lost.hget(layout.note("files"), 7) and not lost.hlen(layout.note("held")))
+            lost.setrange(layout.key(0), 3 * layout.row_bytes, bytes(layout.row_bytes))
+            lost.hset(layout.note("held"), "-7", np.array([3], "<i8").tobytes())
+            lost.hdel(layout.note("files"), 7)
+            until(lambda: rows(first) == rows(second) == [[1, 10], [5, 6], [7, 8]])
+            until(lambda: lost.hget(layout.note("files"), 7) and not lost.hlen(layout.note("held")))
             told = admin.post("/v1/models/toy/tables/user:upsert", json={"ids": [99], "rows": [[5, 6]]})
             assert told.status_code == 400 and "table 'user'" in told.json()["error"]
             for node in cluster.nodes:

@@ -244,7 +244,7 @@ faults! {
     InvalidArgument invalid_names(used: &str, sent: &str)
         "Inputs contains invalid name. Used request inputs: {used}, request input: {sent}";
     InvalidArgument takes_lists(feature: &str, values: &str, splits: &str)
-        "feature \"{feature}\" takes a list of ids per row, and got one flat tensor: send lists of lists, or the tensors \"{values}\" and \"{splits}\".";
+        "feature \"{feature}\" takes a list of ids per row, and got one flat tensor: send the tensors \"{values}\" and \"{splits}\", or in JSON of :lookup and :predict a list of lists.";
     InvalidArgument takes_no_lists(feature: &str, wanted: &str)
         "\"{feature}\" takes no lists of different lengths: send \"{feature}\" as {wanted}.";
     InvalidArgument half_of_ragged(feature: &str, values: &str, splits: &str)
@@ -302,6 +302,8 @@ faults! {
     InvalidArgument no_model_spec() "Missing ModelSpec";
     InvalidArgument no_model_name() "ModelSpec has no name specified.";
     InvalidArgument undecodable_tensor(input: &str) "tensor parsing error: {input}";
+    InvalidArgument wrong_content_size(input: &str, sent: usize, count: usize, dtype: &str, wanted: usize)
+        "tensor parsing error: {input}: tensor_content has {sent} bytes, and {count} elements of {dtype} take {wanted}.";
     InvalidArgument tensor_too_large(input: &str, shape: &str, size: &str, limit: usize)
         "tensor parsing error: {input}: shape {shape} has {size} elements, the limit is {limit}.";
     InvalidArgument too_many_values(input: &str, values: usize, size: usize)

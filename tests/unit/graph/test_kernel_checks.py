@@ -126,21 +126,26 @@ def test_row_splits_behind_row_ids_are_checked(run: Mapping[str, Callable[..., l
         run["splits_of_row_ids"](v=[5, 6, 7], p0=2, p1=[0, 1], p2=[0, 1, 5])
 
 
+def _opened_call(
+    tf: Any, call: Callable[..., Any], ranks: Mapping[str, int], *, in_function: bool
+) -> Callable[..., Any]:
+    """Returns a caller of the graph of y, what a function makes of int64 tensors that are fed by their names."""
+    with tf.Graph().as_default() as graph:
+        fed = [tf.compat.v1.placeholder(tf.int64, [None] * rank, name) for name, rank in ranks.items()]
+        run = tf.function(call, autograph=False, experimental_attributes={"_noinline": True}) if in_function else call
+        tf.identity(tf.cast(run(*fed), tf.int64), "y")
+        return _opened(graph.as_graph_def())
+
+
 @pytest.mark.parametrize("in_function", [False, True])
 def test_a_negative_size_of_a_sparse_matrix_is_no_size(tf: Any, in_function: bool) -> None:
-    v1 = tf.compat.v1
-
     def product(indices: Any, shape: Any) -> Any:
-        matrix = tf.SparseTensor(indices, tf.ones([tf.shape(indices)[0]]), shape)
+        values = tf.ones([tf.shape(indices)[0]])
         return tf.raw_ops.SparseTensorDenseMatMul(
-            a_indices=matrix.indices, a_values=matrix.values, a_shape=matrix.dense_shape, b=[[1.0, 2.0], [3.0, 4.0]]
+            a_indices=indices, a_values=values, a_shape=shape, b=[[1.0, 2.0], [3.0, 4.0]]
         )
 
-    with tf.Graph().as_default() as graph:
-        fed = v1.placeholder(tf.int64, [None, 2], "indices"), v1.placeholder(tf.int64, [2], "shape")
-        run = tf.function(product, autograph=False, experimental_attributes={"_noinline": True})
-        tf.identity(tf.cast((run if in_function else product)(*fed), tf.int64), "y")
-        opened = _opened(graph.as_graph_def())
+    opened = _opened_call(tf, product, {"indices": 2, "shape": 1}, in_function=in_function)
     assert opened(indices=[[0, 0], [2, 1]], shape=[3, 2]) == [[1, 2], [0, 0], [3, 4]]
     assert opened(indices=np.zeros((0, 2)), shape=[-1, 2]) == []
     assert opened(indices=[[0, 0], [2, 1]], shape=[-1, 2]) == []
@@ -148,6 +153,48 @@ def test_a_negative_size_of_a_sparse_matrix_is_no_size(tf: Any, in_function: boo
         opened(indices=[[0, 0], [2, 1]], shape=[1, 2])
     with pytest.raises(GraphError, match="inner dimension does"):
         opened(indices=[[0, 0]], shape=[3, -2])
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_what_sparse_concat_joins_has_shapes(tf: Any, in_function: bool) -> None:
+    def joined(indices: Any, first: Any, second: Any) -> Any:
+        values = tf.ones([tf.shape(indices)[0]])
+        return tf.raw_ops.SparseConcat(
+            indices=[indices] * 2, values=[values] * 2, shapes=[first, second], concat_dim=0
+        ).output_shape
+
+    opened = _opened_call(tf, joined, {"indices": 2, "first": 1, "second": 1}, in_function=in_function)
+    assert opened(indices=[[0, 0], [2, 1]], first=[3, 2], second=[4, 2]) == [7, 2]
+    assert opened(indices=np.zeros((0, 2)), first=[0, 0], second=[0, 0]) == [0, 0]
+    for wrong in ([-1, 2], [1 << 62, 2], [1 << 62, 1 << 62]):
+        for shapes in ({"first": wrong, "second": [4, 2]}, {"first": [3, 2], "second": wrong}):
+            with pytest.raises(GraphError):
+                opened(indices=[[0, 0], [2, 1]], **shapes)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_no_more_is_counted_than_memory_has_room_for(tf: Any, in_function: bool) -> None:
+    def sparse(indices: Any, values: Any, shape: Any) -> Any:
+        size, no_weights = tf.constant(64, tf.int64), tf.constant([], tf.float32)
+        return tf.raw_ops.SparseBincount(
+            indices=indices, values=values, dense_shape=shape, size=size, weights=no_weights
+        )
+
+    def ragged(splits: Any, values: Any) -> Any:
+        size, no_weights = tf.reduce_max(values) + 1, tf.constant([], tf.float32)
+        return tf.raw_ops.RaggedBincount(splits=splits, values=values, size=size, weights=no_weights)
+
+    opened = _opened_call(tf, sparse, {"indices": 2, "values": 1, "shape": 1}, in_function=in_function)
+    found = opened(indices=[[0, 0], [2, 1]], values=[1, 63], shape=[3, 2])
+    assert [[at for at, number in enumerate(row) if number] for row in found] == [[1], [], [63]]
+    for rows in (-1, 1 << 40, 1 << 62):
+        with pytest.raises(GraphError):
+            opened(indices=[[0, 0], [2, 1]], values=[1, 63], shape=[rows, 2])
+    opened = _opened_call(tf, ragged, {"splits": 1, "values": 1}, in_function=in_function)
+    assert opened(splits=[0, 1, 2], values=[1, 2]) == [[0, 1, 0], [0, 0, 1]]
+    for last in (1 << 40, 1 << 62):
+        with pytest.raises(GraphError):
+            opened(splits=[0, 1, 2], values=[1, last])
 
 
 def test_values_may_be_fed_behind_their_placeholder(tf: Any) -> None:

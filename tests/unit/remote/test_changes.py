@@ -36,7 +36,7 @@ class _Cluster:
         return [names if one.words[0] == "HKEYS" else [] for one in commands], self.now_s
 
     def run(self, commands: Sequence[Command], end_s: float) -> list[Any]:
-        return [self.held.get(str(commands[0].words[2]))]
+        return [self.held.get(str(one.words[2])) if one.words[0] == "HGET" else None for one in commands]
 
     def write(self, commands: Sequence[Command], end_s: float) -> bool:
         if commands[0].words[1] == changes._TELL and not self.is_telling:

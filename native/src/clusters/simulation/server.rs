@@ -18,6 +18,8 @@ const WRITE: Time = ms(1000);
 pub(super) const FRESH: Time = ms(2000);
 /// A replica that had all changes so shortly before its primary ended counts as complete (`_GONE_S` in `replicas.py`).
 pub(super) const GONE: Time = ms(1000);
+/// A replica is read for so long after it was asked for a report (`_REPORTED_S` in `replicas.py`).
+const REPORTED: Time = ms(900);
 /// If an upsert is unfinished for so long, this server finishes it (`_HELD_S` in `changes.py`).
 const HELD: Time = ms(1000);
 /// Longest wait until replicas have a write (`_COPY_MS` in `topology.py`).
@@ -53,6 +55,14 @@ pub(super) struct Server {
     /// (Cell, number) -> what is known of this change.
     pub(super) written: BTreeMap<(usize, u64), Written>,
     last_number: u64,
+}
+
+impl Server {
+    /// Returns the time until which a replica may be read.
+    fn until(&self, node: usize) -> Time {
+        let until = self.as_of[node].zip(self.reports[node]).map(|(as_of, own)| (as_of + FRESH).min(own.asked + REPORTED));
+        until.unwrap_or(Time::ZERO)
+    }
 }
 
 /// An unfinished upsert: when the server saw it first or tried last to finish it, the time up to which the server heard the
@@ -182,7 +192,7 @@ fn follow(server: &Shared) {
         let own = server.borrow();
         let primary = own.view.primary[STREAM];
         let is_up = |node: &usize| now >= own.down_until[*node];
-        let as_of = |node: usize| own.as_of[node].filter(|as_of| node != primary && now < *as_of + FRESH);
+        let as_of = |node: usize| own.as_of[node].filter(|_| node != primary && now < own.until(node));
         let replica = members(STREAM).filter(is_up).find_map(|node| Some((node, as_of(node)?)));
         let (node, as_of) = replica.filter(|_| !is_up(&primary)).unwrap_or((primary, now));
         (node, primary, as_of, own.told.clone())
@@ -299,7 +309,7 @@ fn note(server: &Shared, node: usize, told: Report, primary: usize, found: Optio
             has_all(told, before, own.primaries[primary], own.gone[primary], own.as_of[node])
         };
         own.as_of[node] = as_of;
-        let left = as_of.map_or(Time::ZERO, |as_of| (as_of + FRESH).saturating_sub(world(|world| world.now)));
+        let left = own.until(node).saturating_sub(world(|world| world.now));
         let place = name(node);
         own.clusters.set_in_sync([(place.host.to_string(), place.port, left)]);
         Arc::clone(&own.clusters)
