@@ -233,8 +233,9 @@ class Topology:
         place = self._map.by_slot[slot]
         return None if place < 0 else self._map.primaries[place]
 
-    def num_replicas(self, node: Node) -> int:
-        return max((len(replicas) for primary, replicas in self.groups() if primary == node), default=0)
+    def num_replicas(self, node: Node) -> int | None:
+        """Returns how many replicas a primary has; None for a node that is no primary, as far as this server knows."""
+        return max((len(replicas) for primary, replicas in self.groups() if primary == node), default=None)
 
     def is_down(self, node: Node) -> bool:
         until_s = self._down.get(node)
@@ -562,13 +563,14 @@ class Primaries:
                 if asks:
                     pipe.execute_command("ASKING")
                 pipe.execute_command(*one.words)
+            # Another node may have become the primary since this one was chosen.
             copies = self._topology.num_replicas(node) if has_copies else 0
             if copies:
                 pipe.execute_command("WAIT", copies, _COPY_MS)
             answers = pipe.execute(raise_on_error=False)
         if is_replica:
             answers = answers[1:]
-        has_all = True
+        has_all = copies is not None
         if copies:
             last = answers.pop()
             has_all = not isinstance(last, Exception) and last >= copies

@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import redis
@@ -111,6 +111,28 @@ def test_the_deadline_of_a_caller_says_nothing_about_a_node() -> None:
     with pytest.raises(Unreachable, match="timed out"):
         Primaries(address, known).read([Command(0, ("GET", "key"))], time.monotonic() - 1)
     known.failed.assert_not_called()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "replies", "has_copies"),
+    [
+        (0, [1], True),
+        (2, [1, 2], True),
+        (2, [1, 1], False),
+        (2, [1, redis.ResponseError("UNBLOCKED")], False),
+        # Another node is the primary of the slot by now.
+        (None, [1], False),
+    ],
+)
+def test_a_write_is_safe_once_all_replicas_of_its_primary_have_it(
+    monkeypatch: pytest.MonkeyPatch, replicas: int | None, replies: list[Any], has_copies: bool
+) -> None:
+    known, pipe = Mock(spec=Topology), MagicMock()
+    known.primary.return_value, known.num_replicas.return_value = ("a", 1), replicas
+    pipe.__enter__.return_value.execute.return_value = replies
+    monkeypatch.setattr(Primaries, "_client", lambda *_: Mock(pipeline=lambda transaction: pipe))
+    primaries = Primaries(StoreAddress.parse("valkey://a:1"), known)
+    assert primaries.write([Command(0, ("SET", "key", "row"))], time.monotonic() + 1) == has_copies
 
 
 def test_a_node_that_names_another_one_is_asked_for_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
