@@ -249,8 +249,7 @@ def _decode_content(name: str, content: bytes, number: int, size: int) -> Array:
     dtype = NUMPY_DTYPES[number]
     if len(content) != (wanted := size * dtype.itemsize):
         raise MalformedPayload(
-            f"tensor parsing error: {name}: tensor_content has {len(content)} bytes, and {size} elements of"
-            f" {dtype_name(number)} take {wanted}."
+            f"tensor parsing error: {name}: tensor_content has {len(content)} bytes, its shape and dtype take {wanted}."
         )
     if number == _BOOL:
         # Each byte that is not 0 means True. The comparison makes new bools: a bool view of the bytes would keep other

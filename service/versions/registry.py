@@ -232,7 +232,7 @@ class Registry:
             return found
         found = [status for status in found if status.version == version]
         if not found:
-            raise VersionNotFound(f"Could not find version {version} of model {name}{_served(self._model(name))}")
+            raise VersionNotFound(f"Could not find version {version} of model {name}")
         return found
 
     def all_statuses(self, name: str) -> list[VersionStatus]:

@@ -128,7 +128,7 @@ pub fn read_tensor<'a>(name: &str, message: &'a [u8], allowance: &mut Allowance)
         (0, content @ [_, ..], _) => {
             let wanted = size.saturating_mul(dtype.size());
             if content.len() != wanted {
-                return Err(faults::wrong_content_size(name, content.len(), size, dtype.name(), wanted).into());
+                return Err(faults::wrong_content_size(name, content.len(), wanted).into());
             }
             if dtype == DataType::Bool && content.iter().any(|&byte| byte > 1) {
                 // In `tensor_content` of a boolean tensor, any nonzero byte means true.

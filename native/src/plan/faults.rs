@@ -302,8 +302,8 @@ faults! {
     InvalidArgument no_model_spec() "Missing ModelSpec";
     InvalidArgument no_model_name() "ModelSpec has no name specified.";
     InvalidArgument undecodable_tensor(input: &str) "tensor parsing error: {input}";
-    InvalidArgument wrong_content_size(input: &str, sent: usize, count: usize, dtype: &str, wanted: usize)
-        "tensor parsing error: {input}: tensor_content has {sent} bytes, and {count} elements of {dtype} take {wanted}.";
+    InvalidArgument wrong_content_size(input: &str, sent: usize, wanted: usize)
+        "tensor parsing error: {input}: tensor_content has {sent} bytes, its shape and dtype take {wanted}.";
     InvalidArgument tensor_too_large(input: &str, shape: &str, size: &str, limit: usize)
         "tensor parsing error: {input}: shape {shape} has {size} elements, the limit is {limit}.";
     InvalidArgument too_many_values(input: &str, values: usize, size: usize)

@@ -335,7 +335,7 @@ def test_a_tensor_that_contradicts_itself_is_refused_as_tensorflow_serving_does(
 @pytest.mark.parametrize(
     ("message", "problem"),
     [
-        (proto(1, (2,), b"\0" * 7), "tensor_content has 7 bytes, and 2 elements of float32 take 8"),
+        (proto(1, (2,), b"\0" * 7), "tensor_content has 7 bytes, its shape and dtype take 8"),
         (proto(1, (2,), float_val=[1, 2, 3]), "3 values, its shape has room for 2"),
         (proto(7, (1,), string_val=[b"a", b"b"]), "2 values, its shape has room for 1"),
         (proto(1, (10**9,), float_val=[1]), "1000000000 elements, the limit is"),

@@ -60,7 +60,8 @@ pub(super) struct Server {
 impl Server {
     /// Returns the time until which a replica may be read.
     fn until(&self, node: usize) -> Time {
-        let until = self.as_of[node].zip(self.reports[node]).map(|(as_of, own)| (as_of + FRESH).min(own.asked + REPORTED));
+        let until =
+            self.as_of[node].zip(self.reports[node]).map(|(as_of, own)| (as_of + FRESH).min(own.asked + REPORTED));
         until.unwrap_or(Time::ZERO)
     }
 }
