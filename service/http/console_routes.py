@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -61,7 +62,7 @@ def add_console_files(app: FastAPI) -> None:
     async def root(request: Request) -> Response:
         # Only browsers are redirected from / to the console; all other clients get the error of an unknown path.
         if "text/html" not in request.headers.get("accept", ""):
-            raise RouteNotFound(f"Not found: {raw_path(request)}")
+            raise HTTPException(404)
         return RedirectResponse(PATH.lstrip("/"), headers={"Vary": "Accept"})
 
     add_route(app, "/", root, "GET")
