@@ -25,7 +25,7 @@ from model_export.parity.oracle import Keys, RefusedError
 from service.artifact.manifest import UNWEIGHTED, Combiner, EmptyRowPolicy, LookupFeature, Summation, TrailingRowPolicy
 from service.errors import InvalidRequest
 from service.graph.claimed_ops import sizes_of
-from service.graph.probes import MOST_LENGTH, is_same_sum
+from service.graph.probes import MOST_LENGTH, is_same_sum, lengths_of_size
 from service.process.trial import lookup_of
 from service.types import Array, Tensors, TensorSpec
 
@@ -224,10 +224,8 @@ class _Trial:
         bad = {"error": [], "wrap": [-1, -self._size], "drop_negative": [-1, -7]}.get(
             feature.on_bad_id, [-1, -7, self._size, self._size + 9]
         )
-        # One row of a size has as many ids in all, and so have as many rows of one id.
-        beside = [lengths for size in self._sizes for lengths in ((size, 1, 0, size), (size,), (1,) * size)]
-        lengths_of = [*_LENGTHS, *beside]
-        for lengths in lengths_of:
+        beside = [lengths for size in self._sizes for lengths in lengths_of_size(size)]
+        for lengths in (*_LENGTHS, *beside):
             for with_bad in (False, True) if bad and self._keys is None else (False,):
                 ids = self._draw(sum(lengths))
                 if with_bad and ids.size:

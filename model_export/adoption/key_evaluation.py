@@ -61,6 +61,10 @@ class Evaluation:
             return low
         raise Split(self._middle())
 
+    def truth_of(self, tensor: str) -> Fixed:
+        """Returns whether a condition holds for all keys of the interval; a number that is not 0 holds."""
+        return Fixed(not self._equal(self.of(tensor), Fixed(0)))
+
     def is_within(self, value: Known, size: int) -> bool:
         """Says whether a number lies in [0, size) for all keys of the interval, or for none; otherwise splits it."""
         return not self.is_below(value, 0) and self.is_below(value, size)

@@ -283,8 +283,8 @@ def find_policy(pieces: Sequence[Piece], vocabulary_size: int, outcome: Callable
     """Returns the policy that describes what the graph does with every id outside [0, V), and reads row i for id i.
 
     Args:
-      pieces: intervals of ids that the graph treats alike; a piece's first value is the row. Each row number lies in
-        the table or outside it for a whole piece.
+      pieces: intervals of ids that the graph treats alike; a piece's first value is the row, the others are the
+        conditions by which ids count. Each row number lies in the table or outside it for a whole piece.
       outcome: sends the graph one id; None if its vector is neither the row of `pieces` nor that of a dropped id.
 
     Raises:
@@ -292,10 +292,13 @@ def find_policy(pieces: Sequence[Piece], vocabulary_size: int, outcome: Callable
     """
     size = vocabulary_size
     seen = []
-    for piece in sorted(pieces, key=lambda piece: piece.keys or (0, 0)):
+    usual = None
+    # Ids of the table come first.
+    for piece in sorted(pieces, key=lambda piece: (_is_outside(piece, size), piece.keys or (0, 0))):
         low, high = piece.keys or (0, 0)
-        row = piece.values[0]
-        inside = 0 <= low and high < size
+        row, *conditions = piece.values
+        inside = not _is_outside(piece, size)
+        usual = conditions if usual is None else usual
         for end in sorted({low, high}):
             found = outcome(end)
             if row == NO_PART and found != "dropped":
@@ -304,6 +307,9 @@ def find_policy(pieces: Sequence[Piece], vocabulary_size: int, outcome: Callable
                 raise NotRead(f"id {end} {_said(found)} in a trial; by the graph's ops it {_said(wanted)}")
             if inside and found != end:
                 raise NotRead(f"id {end} {_said(found)}")
+            if found != "dropped" and conditions != usual:
+                # With another weight, or in a row of another length, the id may not count.
+                raise NotRead(f"id {end} counts under other conditions than other ids")
             if not inside:
                 seen.append((end, found))
     for policy in (
@@ -318,6 +324,11 @@ def find_policy(pieces: Sequence[Piece], vocabulary_size: int, outcome: Callable
             return policy
     told = next((bad, found) for bad, found in seen if found != "refused")
     raise NotRead(f"id {told[0]} {_said(told[1])}, and no policy does so for the ids outside the table")
+
+
+def _is_outside(piece: Piece, size: int) -> bool:
+    low, high = piece.keys or (0, 0)
+    return low < 0 or high >= size
 
 
 def expected(policy: IdPolicy, bad: int, size: int) -> Outcome:

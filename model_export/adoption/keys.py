@@ -64,7 +64,7 @@ def find_keys(function: KeyFunction, ids: str, conditions: Sequence[str], vocabu
     """
     tensors = (ids, *conditions)
     special = function.special_keys(tensors)
-    pieces = function.pieces(lambda evaluation: tuple(evaluation.of(tensor) for tensor in tensors))
+    pieces = function.pieces(lambda evaluation: (evaluation.of(ids), *map(evaluation.truth_of, conditions)))
     known = set(special.tolist())
     # A piece of one key that the graph compares keys with is a special key, too; the vocabulary's own are left out.
     apart = [p.keys[0] for p in pieces if p.keys is not None and p.keys[0] == p.keys[1] and p.keys[0] not in known]
@@ -181,6 +181,9 @@ def _check(
                 raise NotRead(f"key {key!r} counts under other conditions than other keys")
         elif count != unknown_counts:
             raise NotRead(f"key {key!r} counts under other conditions than other unknown keys")
+    has_unknown_row = keys.entry.num_oov_buckets or keys.entry.oov_id is not None
+    if has_unknown_row and of_lines not in (None, unknown_counts):
+        raise NotRead("unknown keys count under other conditions than other keys")
 
 
 def _truth(value: Known) -> bool:

@@ -340,7 +340,7 @@ def look_at_rows(reading: Reading, conditions: Sequence[str], vocabulary_size: i
     """
     find = _of_parts if reading.parts or len(reading.read.gathers) > 1 else _of_whole
     find_row = find(reading, vocabulary_size)
-    return lambda evaluation: (find_row(evaluation), *(evaluation.of(condition) for condition in conditions))
+    return lambda evaluation: (find_row(evaluation), *map(evaluation.truth_of, conditions))
 
 
 def _of_whole(reading: Reading, size: int) -> Callable[[Evaluation], Known]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -401,8 +402,10 @@ def _draw_keys(rng: np.random.Generator, keys: Keys, count: int) -> Array:
 def _strangers(keys: Keys, count: int) -> Array:
     if keys.entry.key_dtype == "string":
         return _array(keys, list(_STRANGERS[:count]))
-    highest = max((int(line) for line in keys.lines), default=0)
-    return np.array([highest + step for step in (1, 2, 10**6, 10**12)][:count], np.int64)
+    known = {int(line) for line in keys.lines}
+    beyond = (max(known, default=0) + step for step in (1, 2, 10**6, 10**12))
+    unknown = (key for key in itertools.chain(beyond, itertools.count()) if key < 2**63 and key not in known)
+    return np.array([*itertools.islice(unknown, count)], np.int64)
 
 
 def _array(keys: Keys, items: list[bytes]) -> Array:

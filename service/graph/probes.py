@@ -75,13 +75,21 @@ def requests(
     # in one row.
     batches += [[1] * ids.size, [3] * (ids.size // 3), [0, ids.size]]
     batches += [[size + d for d in range(-3, 4)] for size in sizes]
-    # A single row of a size has as many ids in all; so have as many rows of one id.
-    batches += [batch for size in near for batch in ([size], [1] * size)]
+    batches += [lengths for size in near for lengths in lengths_of_size(size)]
     for lengths in batches:
         chosen = ids if sum(lengths) == ids.size else random.choice(ids, sum(lengths))
         own = {feature.ids: chosen, feature.row_splits: np.cumsum([0, *lengths])}
         for weights in _weights(spec, feature, chosen.size, constants, random):
             yield _filled(spec, own | weights, len(lengths), random)
+
+
+def lengths_of_size(size: int) -> list[list[int]]:
+    """Returns row lengths of requests in which a size counts the ids of a row, the rows, the ids, or the empty rows.
+
+    Only rows of several ids tell a sum from a mean, and only empty rows show their vector.
+    """
+    mixed = [(2, 0, 1, 3)[row % 4] for row in range(size - 1)]
+    return [[size], [1] * size, [size, 1, 0, size], [*mixed, 0], [2, 0, 1] * (size // 3) + [size % 3], [0] * size + [2]]
 
 
 def has_same_bits(wanted: Array, found: Array) -> bool:

@@ -368,6 +368,23 @@ def test_rows_are_tried_that_are_as_long_as_the_graph_lets_them(
     assert combined(same_answers(opened, folder, [request])) == 0
 
 
+@pytest.mark.parametrize("size", [500, 501])
+def test_means_are_tried_in_requests_of_as_many_rows_as_the_graph_names(
+    tf: Any, tmp_path: Path, opened: list[Servable], size: int
+) -> None:
+    def score(tf: Any, table: Any, tag_values: Any, tag_splits: Any) -> Any:
+        tags = tf.RaggedTensor.from_row_splits(tag_values, tag_splits)
+        counts = tf.where(tags.nrows() > 500, tf.ones_like(tags.row_lengths()), tags.row_lengths())
+        sums = tf.math.unsorted_segment_sum(tf.gather(table, tag_values), tags.value_rowids(), tags.nrows())
+        return sums / tf.cast(tf.maximum(counts, 1), tf.float32)[:, None]
+
+    specs = [tf.TensorSpec([None], tf.int64, name) for name in ("tag_values", "tag_splits")]
+    folder = written(tf, tmp_path / "1", score, specs)
+    described(folder, {"tag": ("t", LookupFeature("tag_values", "tag_splits", combiner="mean"))}, {})
+    request = {"tag_values": np.arange(2 * size), "tag_splits": np.arange(size + 1) * 2}
+    same_answers(opened, folder, [request])
+
+
 def test_ids_that_another_signature_takes_as_they_are(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
     def score(tf: Any, table: Any, item: Any) -> Any:
         return tf.gather(table, tf.where(item // 1000 == 17, tf.zeros_like(item), item))

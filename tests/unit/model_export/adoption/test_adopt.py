@@ -415,6 +415,24 @@ def test_an_added_lookup_takes_the_keys_that_a_prediction_hashes(tmp_path: Path)
     assert manifest.features["film"].vocabulary is not None
 
 
+@pytest.mark.parametrize("unknown", [-1, 2])
+def test_a_vocabulary_may_hold_the_largest_integer(tmp_path: Path, unknown: int) -> None:
+    module = tf.Module()
+    module.film = tf.Variable(FILMS)
+    keys = tf.lookup.KeyValueTensorInitializer(
+        tf.constant([2**63 - 1, -(2**63)], tf.int64), tf.range(2, dtype=tf.int64)
+    )
+    module.keys = tf.lookup.StaticHashTable(keys, unknown)
+    rows = tf.function(
+        lambda film: {"rows": tf.gather(module.film, module.keys.lookup(film))},
+        input_signature=[tf.TensorSpec([None], tf.int64, "film")],
+    )
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures={"rows": rows})
+    artifact = adopt(tmp_path / "saved", out=tmp_path / "out", measure=False)
+    assert manifest_of(artifact).signatures["rows"].kind == "lookup"
+    assert served(artifact, "rows", {"film": [2**63 - 1, -(2**63)]}) == {"rows": FILMS[:2].tolist()}
+
+
 def test_scales_of_quantized_rows_are_no_vectors_of_an_added_lookup(tmp_path: Path) -> None:
     class Model(tf.Module):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -743,6 +743,15 @@ def zero_if(tf: Any, condition: Any, vectors: Any) -> Any:
     return tf.where(condition[:, None], tf.zeros_like(vectors), vectors)
 
 
+def kept(tf: Any, table: Any, values: Any, splits: Any, weights: Any, condition: Any) -> Any:
+    """Adds up the weighted vectors of the values for which a condition holds."""
+    places = tf.where(condition)[:, 0]
+    rows = tf.gather(table, tf.gather(values, places))
+    rows = rows if weights is None else rows * tf.gather(weights, places)[:, None]
+    segments = tf.gather(row_numbers(tf, splits), places)
+    return tf.math.unsorted_segment_sum(rows, segments, tf.size(splits) - 1)
+
+
 def norm(tf: Any, rows: Any) -> Any:
     return tf.norm(rows, axis=1)
 
@@ -782,12 +791,25 @@ APART: dict[str, Callable[..., Any]] = {
     "scaled_norms": lambda tf, t, v, s, n, w: total(
         tf, zero_if(tf, norm(tf, tf.gather(t, v)) * 0.001 > 5, tf.gather(t, v)), s
     ),
+    "means_of_many_rows": lambda tf, t, v, s, n, w: (
+        total(tf, tf.gather(t, v), s) / tf.cast(tf.where(tf.size(n) > 20, tf.maximum(n, 1), 1), tf.float32)[:, None]
+    ),
+    "empty_rows_of_many": lambda tf, t, v, s, n, w: (
+        total(tf, tf.gather(t, v), s) / tf.cast(tf.where(tf.size(n) > 10, tf.maximum(n, 1), n), tf.float32)[:, None]
+    ),
+    "weights_or_one_key": lambda tf, t, v, s, n, w: kept(tf, t, v, s, w, (w > 0) | tf.equal(v, 77)),
+    "weights_or_inside": lambda tf, t, v, s, n, w: kept(tf, t, v, s, w, (w > 0) | (v >= 0)),
+    "all_but_one_in_long": lambda tf, t, v, s, n, w: kept(tf, t, v, s, None, (v != 77) | (tf.size(v) < 21)),
+    "all_but_one": lambda tf, t, v, s, n, w: kept(tf, t, v, s, None, v - 77),
+    "none_beside_one": lambda tf, t, v, s, n, w: (
+        total(tf, tf.gather(t, v), s) * tf.cast(tf.size(tf.where(tf.equal(v, 77))) < 1, tf.float32)
+    ),
 }
 
 
 def test_what_treats_few_requests_or_rows_apart_is_no_lookup(tmp_path: Path) -> None:
     module = tf.Module()
-    module.table = tf.Variable(tf.ones([40, 4]))
+    module.table = tf.Variable(tf.ones([5000, 4]))
     dtypes = {"ids": tf.int64, "splits": tf.int64, "weights": tf.float32}
 
     def signature(name: str) -> Any:
