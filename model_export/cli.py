@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +16,7 @@ from model_export.graphs.source import DEFAULT_BATCH_SIZES
 from model_export.report.commands import MAX_ROWS
 from model_export.row_names import LabelFile
 from movielens.commands import DEFAULT_MODELS, DEFAULT_RUN, add_demo
+from service.errors import did_you_mean
 
 _DESCRIPTION = """\
 Writes trained models as versions that embedding-server serves: stock SavedModels, whose lookups run on mapped tables.
@@ -59,9 +61,20 @@ _LABELS = """what people call a table's rows, for the console and reports: a tex
 row 0; or CSV or TSV of row number or key and label, in COLUMN of its header or the second (repeatable)"""
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser of a command, which says which of the command's flags was probably meant by an unknown one."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            flags = re.findall(r"--\w+", self.format_usage())
+            self.error(f"unrecognized arguments: {' '.join(rest)}{did_you_mean(rest[0].partition('=')[0], flags)}")
+        return found, rest
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Builds the argument parser of model-export; its parsed field `command` is the name of the command."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="model-export", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

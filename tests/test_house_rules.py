@@ -318,7 +318,7 @@ MAY_IMPORT: dict[str, Row] = {
             f"model_export.{name}"
             for name in ("adoption", "export_config", "folder_checks", "graphs", "report", "row_names")
         }
-        | {"movielens.commands"}
+        | {"movielens.commands", "service.errors"}
     ),
     "model_export.commands": Row(_SHARED | {"model_export", "movielens.commands"}, {"numpy"}),
     "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),

@@ -266,14 +266,16 @@ export function rowParams(choice: Choice, id: number): Record<string, string> {
   return { model: choice.model, version: choice.version, table: choice.table?.name ?? "", id: String(id) };
 }
 
-/** The columns that name a row, both with a link to it. more: further parameters of the link. */
-export function rowColumns<T extends { id: number; label?: string | null; key?: unknown }>(choice: Choice, more: Params = {}): Column<T>[] {
+/** The columns that name a row, both with a link to it; none for the names if no row has one. more: further parameters of the link. */
+export function rowColumns<T extends { id: number; label?: string | null; key?: unknown }>(choice: Choice, rows: T[], more: Params = {}): Column<T>[] {
   const link = (row: T, text: string | number): JSX.Element => <a href={address("tables", { ...rowParams(choice, row.id), ...more })}>{text}</a>;
-  return [
-    { name: "row", isNumber: true, cell: (row) => link(row, row.id) },
-    { name: "name", cell: (row) => (nameOf(row, choice.table) ? link(row, nameOf(row, choice.table)) : "") },
-  ];
+  const ids: Column<T> = { name: "row", isNumber: true, cell: (row) => link(row, row.id) };
+  const names: Column<T> = { name: "name", cell: (row) => link(row, nameOf(row, choice.table) || "(no name)") };
+  return rows.some((row) => nameOf(row, choice.table)) ? [ids, names] : [ids];
 }
+
+// Parameters of the address that belong to one table.
+const OF_TABLE: Params = { id: "", find: "", start: "", text: "", since: "" };
 
 export function TableChoice({ models, choice }: { models: Model[]; choice: Choice }): JSX.Element {
   const versions = models.find((one) => one.name === choice.model)?.versions ?? [];
@@ -285,7 +287,7 @@ export function TableChoice({ models, choice }: { models: Model[]; choice: Choic
         label="Model"
         value={choice.model}
         options={models.map((one) => one.name)}
-        onChange={(model) => setParams({ model, version: "", table: "", id: "", find: "" })}
+        onChange={(model) => setParams({ ...OF_TABLE, model, version: "", table: "" })}
       />
       <Select
         label="Version"
@@ -305,7 +307,7 @@ export function TableChoice({ models, choice }: { models: Model[]; choice: Choic
           one.name,
           `${one.name} (${one.vocabulary_size.toLocaleString("en")} × ${one.embedding_dim}, ${one.dtype})`,
         ])}
-        onChange={(table) => setParams({ table, id: "", find: "" })}
+        onChange={(table) => setParams({ ...OF_TABLE, table })}
       />
     </div>
     </>

@@ -63,7 +63,7 @@ function NeighborList({ choice, row }: { choice: Choice; row: Row }): JSX.Elemen
         label="Nearest rows by cosine"
         rows={found}
         columns={[
-          ...rowColumns<(typeof found)[number]>(choice),
+          ...rowColumns(choice, found),
           { name: "cosine", isNumber: true, cell: (one) => one.score },
         ]}
       />
@@ -80,8 +80,18 @@ export function RowPanel(props: { choice: Choice; id: string; methods: string[];
   const row = loaded.data;
   const card = useRef<HTMLElement>(null);
   useEffect(() => {
-    const { top } = card.current!.getBoundingClientRect();
-    if (props.comes && (top < 0 || top > 0.7 * innerHeight)) card.current!.scrollIntoView();
+    if (!props.comes) return;
+    const show = (): void => {
+      const { top } = card.current!.getBoundingClientRect();
+      if (top < 0 || top > 0.5 * innerHeight) card.current!.scrollIntoView();
+    };
+    show();
+    // A link to the row that is shown already changes nothing else.
+    const onClick = (event: Event): void => {
+      if ((event.target as Element).closest("a")?.href === location.href) show();
+    };
+    document.addEventListener("click", onClick);
+    return () => document.removeEventListener("click", onClick);
   }, [props.comes, path]);
   const name = row ? nameOf({ id: row.id, label: row.label, key: Object.values(row.keys).find((key) => key !== null) }, choice.table) : "";
   return (

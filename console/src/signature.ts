@@ -1,4 +1,5 @@
 // Reads a signature's metadata, and makes requests of what a person types.
+import type { Row, Table } from "./api";
 
 export interface TensorInfo {
   dtype: string;
@@ -20,7 +21,8 @@ export interface Metadata {
 export interface Field {
   name: string;
   dtype: string;
-  rank: number;
+  /** -1 for an unknown size. */
+  shape: number[];
   isRagged: boolean;
 }
 
@@ -37,8 +39,8 @@ export function fieldsOf(signature: Signature): Field[] {
   return [
     ...names
       .filter((name) => !parts.has(name))
-      .map((name) => ({ name, dtype: dtypeOf(name), rank: signature.inputs[name]?.tensor_shape.dim.length ?? 0, isRagged: false })),
-    ...ragged.map((name) => ({ name, dtype: dtypeOf(name + VALUES), rank: 2, isRagged: true })),
+      .map((name) => ({ name, dtype: dtypeOf(name), shape: (signature.inputs[name]?.tensor_shape.dim ?? []).map(({ size }) => Number(size)), isRagged: false })),
+    ...ragged.map((name) => ({ name, dtype: dtypeOf(name + VALUES), shape: [-1, -1], isRagged: true })),
   ].sort((a, b) => a.name.localeCompare(b.name));
 }
 
@@ -47,13 +49,33 @@ export function isExamples(field: Field): boolean {
   return field.dtype === "DT_STRING" && /^(inputs|.*examples?)$/.test(field.name);
 }
 
-/** Says in words what to type into a field. */
-export function hintOf(field: Field): string {
+// An example of more numbers would not be read.
+const MAX_EXAMPLE = 16;
+
+/** Returns a text for a field, of one row; "" if it would be long. key: of a row, for a field that takes keys. */
+export function exampleOf(field: Field, key = "key"): string {
+  if (isExamples(field)) return "";
+  const isText = field.dtype === "DT_STRING";
+  if (field.isRagged || field.shape.length <= 1) return isText ? key : "1";
+  const sizes = field.shape.map((size) => Math.max(size, 1));
+  if (sizes.reduce((all, size) => all * size) > MAX_EXAMPLE) return "";
+  const value: unknown = isText ? key : field.dtype === "DT_BOOL" ? true : 1;
+  return JSON.stringify(sizes.reduceRight((inner, size) => new Array(size).fill(inner), value));
+}
+
+/** Says in words what to type into a field. table: of the field's feature; row: one of its rows. */
+export function hintOf(field: Field, table?: Table, row?: Row): string {
   const kind = field.dtype.replace("DT_", "").toLowerCase();
   if (isExamples(field)) return 'serialized tf.Examples: [{"b64": "…"}]';
-  if (field.isRagged) return `${kind}; a line per row, ${kind === "string" ? "keys" : "numbers"} with commas`;
-  if (field.rank <= 1) return `${kind}; values with commas, or JSON`;
-  return `${kind}; JSON, ${field.rank} levels of lists`;
+  const key = row?.keys[field.name];
+  const keys = key == null ? "" : `keys such as ${key}`;
+  const ids = table && kind !== "string" ? `ids 0 to ${table.vocabulary_size - 1} of table ${table.name}` : "";
+  const named = ids && !keys && row?.label ? `; ${row.id} is ${row.label}` : "";
+  const what = [ids, keys].filter(Boolean).join(", or ") || (kind === "string" ? "texts" : "values");
+  if (field.isRagged) return `${kind}; a line per row; in it ${what}, with commas${named}`;
+  if (field.shape.length <= 1) return `${kind}; ${what}, one for each row, with commas${named}`;
+  const shape = field.shape.map((size, at) => (size >= 0 ? size : at ? "any" : "rows")).join(", ");
+  return `${kind}; ${what}, as JSON lists of shape [${shape}]${named}`;
 }
 
 /** Converts one word to JSON. Digits are kept as they are: JavaScript's numbers would change large ids. */
@@ -79,9 +101,9 @@ export function jsonOf(field: Field, text: string): string {
   const words = (line: string): string[] => line.split(",").filter((one) => one.trim() !== "").map((one) => word(one, field.dtype));
   const lines = text.replace(/\n$/, "").split("\n");
   if (field.isRagged) return `[${lines.map((line) => `[${words(line).join(", ")}]`).join(", ")}]`;
-  if (field.rank > 1) throw new Error(`${field.name}: expected JSON lists, such as [[1, 2]]`);
+  if (field.shape.length > 1) throw new Error(`${field.name}: expected JSON lists, such as [[1, 2]]`);
   const all = lines.flatMap(words);
-  return field.rank === 0 && all.length === 1 ? (all[0] ?? "") : `[${all.join(", ")}]`;
+  return field.shape.length === 0 && all.length === 1 ? (all[0] ?? "") : `[${all.join(", ")}]`;
 }
 
 export type Method = "lookup" | "predict";

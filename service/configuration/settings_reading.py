@@ -224,6 +224,13 @@ def read_unchecked(arguments: Sequence[str], environ: Mapping[str, str] | None =
     return _read(arguments, os.environ if environ is None else environ)[0]
 
 
+def _meant(flag: str, known: Sequence[str]) -> str:
+    """Returns the end of an error text: the flag of a similar name, or the few flags with the same last word."""
+    same = [one for one in known if re.split("[-_]", one)[-1] == re.split("[-_]", flag)[-1]]
+    few = f"; did you mean {' or '.join(same)}?" if 0 < len(same) <= 3 else ""
+    return did_you_mean(flag, known) or few
+
+
 def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
     flags, rest = _flags(arguments)
     unknown, folders = [one for one in rest if one.startswith("-")], [one for one in rest if not one.startswith("-")]
@@ -236,7 +243,7 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
     variables = {ENV_PREFIX + name.upper() for name in names}
     known = [f"--{name}" for name in (*names, *FOREIGN_FLAGS)]
     faults = [
-        f"{argument} is no flag of this server (see --help){did_you_mean(argument.partition('=')[0], known)}"
+        f"{argument} is no flag of this server (see --help){_meant(argument.partition('=')[0], known)}"
         for argument in unknown
     ]
     faults += [

@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, get_args
 
-from service.errors import ArtifactError, InvalidRequest, PermissionDenied, ServiceError, listed
+from service.errors import ArtifactError, InvalidRequest, PermissionDenied, ServiceError, did_you_mean, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,8 @@ def check_platforms_known(configs: Iterable[ModelConfig]) -> None:
     """Raises InvalidRequest if a model has an unsupported platform or an unsupported request log."""
     for config in configs:
         if _named_platform(config) != PLATFORM:
-            raise InvalidRequest(f"Model {config.name} requests unsupported platform {config.platform}")
+            near = did_you_mean(config.platform, [PLATFORM])
+            raise InvalidRequest(f"Model {config.name} requests unsupported platform {config.platform}{near}")
         if config.request_log is not None:
             _check_request_log(config.name, config.request_log)
 
@@ -325,8 +326,9 @@ def _near(path: Path) -> Iterator[Path]:
     spelt = {folder.name.lower(): folder for folder in _folders(path)}
     for near in get_close_matches(name.lower(), spelt, _MAX_NAMED):
         for candidate in dict.fromkeys((spelt[near].joinpath(*rest), spelt[near])):
-            if holds_versions(candidate):
+            if holds_versions(candidate) or any(map(holds_versions, _folders(candidate))):
                 yield candidate
+                break
 
 
 def _meant(folders: Iterator[Path] | list[Path]) -> str:

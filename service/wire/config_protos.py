@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from service.artifact.protos import MessageClass, TextFormError, fill_from_text, message_class
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, did_you_mean
 from service.remote.address import remote_tables
 from service.versions.model_config import PLATFORM, All, Latest, ModelConfig, RequestLogConfig, Specific, VersionPolicy
 from service.wire.api import parse_message
@@ -131,9 +131,18 @@ def _filled(full_name: str, text: str, source: str) -> MessageClass:
     try:
         fill_from_text(message, text)
     except (TextFormError, UnicodeError) as error:
-        hint = " (it looks like JSON; expected protobuf's text form)" if text.lstrip().startswith("{") else ""
-        raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}{hint}") from error
+        hint = _hint(text, str(error))
+        raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}{hint and f' ({hint})'}") from error
     return message
+
+
+def _hint(text: str, error: str) -> str:
+    if text.lstrip().startswith("{"):
+        return "it looks like JSON; expected protobuf's text form"
+    if unknown := re.search('Message type "(.+)" has no field named "(.+)"', error):
+        fields = message_class(unknown[1]).DESCRIPTOR.fields_by_name
+        return did_you_mean(unknown[2], fields).removeprefix("; ") or f"its fields are {', '.join(fields)}"
+    return "a number is written NAME { value: 10 }" if re.search(r"\w:? \d+': Expected \"{\"", error) else ""
 
 
 _MODEL_TYPE_TENSORFLOW = 1

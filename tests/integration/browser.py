@@ -15,8 +15,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or ""
 AXE = ROOT / "console/node_modules/axe-core/axe.min.js"
-# Width and height of a desktop's window and of a phone's, in pixels.
-SIZES = {"wide": (1280, 900), "phone": (390, 844)}
+# Width and height of a desktop's window, of half of one, and of a phone's, in pixels.
+SIZES = {"wide": (1280, 900), "narrow": (800, 1000), "phone": (390, 844)}
 # Without these Chromium asks its maker's servers for updates.
 _QUIET = ["--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update"]
 _PATIENCE_MS = 60_000

@@ -293,6 +293,8 @@ def test_a_request_is_filled_in_by_the_labels_of_rows(console: Watched) -> None:
     page = console.open("try?model=toy&signature=lookup")
     form = page.get_by_role("form", name="Request")
     tags = form.get_by_role("textbox", name=re.compile("^tags int64"))
+    form.get_by_text("tags int64; a line per row; in it ids 0 to 3 of table tag, or keys such as red, with").wait_for()
+    form.get_by_text("user int64; ids 0 to 4 of table user, one for each row, with commas").wait_for()
     form.locator("div", has=page.get_by_role("textbox", name="tags int64")).get_by_text("Find by label").click()
     for label, text in (("green", "2"), ("blue", "2, 3")):
         form.get_by_role("searchbox", name="Label, or key, of a row of “tag”").fill(label)
@@ -404,18 +406,37 @@ def test_a_row_is_found_by_a_part_of_its_label_with_its_nearest_rows(console: Wa
     row.locator("h2", has_text="Row 1 film:a").wait_for()
 
 
-@pytest.mark.parametrize("size", ["wide", "phone"])
+@pytest.mark.parametrize("size", list(browsing.SIZES))
 def test_a_chosen_row_is_marked_and_its_details_come_into_sight(
     browser: Browser, server: ServerProcess, size: str
 ) -> None:
     with browsing.watched(browser, f"http://127.0.0.1:{server.http_port}", size=size) as seen:
         page = seen.open("tables?model=large&table=user")
         rows = page.get_by_role("region", name="Rows of the table").locator("tbody tr")
-        rows.nth(17).get_by_role("link").click()
-        page.locator("section[aria-label='Row'] h2", has_text="Row 17").wait_for()
-        assert page.locator("tr[aria-current]").locator("td").first.inner_text().endswith("17")
+        rows.nth(17).wait_for()
+        last = str(rows.count() - 1)
         top = "document.querySelector(\"section[aria-label='Row']\").getBoundingClientRect().top"
-        browsing.wait_for(page, f"{top} > -20 && {top} < innerHeight * 0.7")
+        # The last row of the page; then the same row again, when its details are out of sight.
+        for _ in range(2):
+            rows.last.get_by_role("link").click()
+            page.locator("section[aria-label='Row'] h2", has_text=f"Row {last}").wait_for()
+            assert page.locator("tr[aria-current]").locator("td").first.inner_text().endswith(last)
+            browsing.wait_for(page, f"{top} > -20 && {top} < innerHeight * 0.5")
+
+
+def test_another_table_forgets_what_belongs_to_the_former_one(console: Watched) -> None:
+    page = console.open("tables?model=large&table=user&start=999950&id=999999")
+    page.wait_for_selector("h2 >> text=Row 999999")
+    box(page, "Table").select_option("tag")
+    page.get_by_role("region", name="Rows", exact=True).get_by_text("0 to 3 of 4").wait_for()
+    assert page.locator("section[aria-label='Row']").count() == 0
+    console.open("map?model=pair&table=tag&id=1&text=film&color=key:tags")
+    page.get_by_text("Row 1 is chosen.").wait_for()
+    box(page, "Model").select_option("large")
+    box(page, "Table").select_option("user")
+    page.get_by_text("100,000 of 1,000,000 rows").wait_for()
+    assert page.get_by_role("searchbox").input_value() == "" and page.get_by_text("is chosen").count() == 0
+    browsing.wait_for(page, SHOWS.format("norm"))
 
 
 def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server: ServerProcess) -> None:
@@ -670,6 +691,14 @@ def test_hot_rows_show_while_lookups_come(console: Watched, server: ServerProces
     before = row.locator("td").nth(2).inner_text()
     server.lookup({"user": [9] * 200}, model="pair")
     until(lambda: row.locator("td").nth(2).inner_text() != before)
+    # A row without a name is told as on the page's list of rows.
+    hot = [{"id": 2, "key": None, "label": "b"}, {"id": 3, "key": None, "label": None}]
+    answer = {"version": 2, "lookups": 2, "sampled": 2, "rows": [one | {"lookups": 1, "share": 0.5} for one in hot]}
+    page.route("**/*:hot*", lambda route: route.fulfill(json=answer))
+    for place in ("tables", "traffic"):
+        console.open(f"{place}?model=pair&version=2&table=user")
+        page.get_by_role("region", name="Rows that are read most").get_by_text("(no name)").wait_for()
+    page.unroute("**/*:hot*")
     # Without a choice, the page shows the table that is read most, of the chosen model or of all.
     console.open("traffic?model=pair")
     until(lambda: box(page, "Table").input_value() == "user")

@@ -49,6 +49,9 @@ _FILES = {
     "empty.npz": "",
     "monitoring.conf": 'prometheus_config { enable: true path: "x" }',
     "batching.conf": "allowed_batch_sizes: 2",
+    "top.conf": 'config { name: "m" base_path: "/models/m" model_platform: "tensorflow" }',
+    "wrapped.conf": "max_batch_size: 10",
+    "spelt.conf": 'model_config_list { config { name: "m" base_path: "/models/m" model_platform: "tensorflw" } }',
     "auth.toml": '[[caller]]\nname = "a"\n',
     "hidden/tensorflow.py": _NO_TENSORFLOW,
 }

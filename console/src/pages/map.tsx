@@ -261,7 +261,7 @@ function colorsOf(map: TableMap, by: string, data: Hot | Drift | undefined, name
   if (by === "norm") return { layer: { name: "norm", values: map.norms }, note: "" };
   if (isName(by)) {
     const found = namesBy(by, names);
-    if (found.length !== map.ids.length) return { layer: { name: by, values: grey }, note: names ? "This table has no such names." : "" };
+    if (found.length !== map.ids.length) return { layer: { name: by, values: grey }, note: "" };
     const layer = nameLayer(found, text);
     const none = layer.groups?.length ? "" : " No name has one of these characters, so enter a text below.";
     return { layer, note: text ? "" : `Groups: the part of the name in front of the first “:”, “/”, “|” or “=”.${none}` };
@@ -368,13 +368,15 @@ export function MapPage({ overview, params }: { overview: Overview; params: Para
   const model = models.find((one) => one.name === choice.model);
   const latest = model?.versions.find((one) => one.state === "AVAILABLE")?.version;
   const map = useLoad(`${path}#${choice.version || latest}`, async (signal) => (path ? loadComputed<TableMap>(path, signal) : undefined));
-  const by = params["color"] ?? "norm";
   const text = params["text"] ?? "";
   const others = model?.versions.filter((one) => one.state === "AVAILABLE" && one.version !== map.data?.version).map((one) => one.version) ?? [];
   const older = others.filter((one) => one < (map.data?.version ?? 0));
   const since = others.some((one) => String(one) === params["since"]) ? (params["since"] ?? "") : String(older[0] ?? others[0] ?? "");
   const base = map.data ? tablePath(choice.model, String(map.data.version), choice.table?.name ?? "", "") : "";
   const names = useLoad(`${base} names`, async (signal) => (base ? loadComputed<Names>(`${base}:names`, signal) : undefined)).data;
+  const asked = params["color"] ?? "norm";
+  // The names of another table are no colours of this one.
+  const by = isName(asked) && names && !namesBy(asked, names).length ? "norm" : asked;
   const nameAt = (at: number): string => {
     const keys = Object.values(names?.keys ?? {}).find((one) => one[at] != null);
     return nameOf({ id: map.data?.ids[at] ?? -1, label: names?.labels[at] ?? null, key: keys?.[at] }, choice.table);
@@ -387,11 +389,7 @@ export function MapPage({ overview, params }: { overview: Overview; params: Para
   const colors = useMemo(() => (map.data ? colorsOf(map.data, by, data.data, names, text) : undefined), [map.data, by, data.data, names, text]);
   const points = useMemo(() => (map.data && colors ? new Points(map.data, colors.layer) : undefined), [map.data, colors]);
   const id = params["id"] ?? "";
-  const [told, setTold] = useState("");
-  const choose = (chosen: number): void => {
-    setParams({ id: String(chosen) });
-    setTold(`Row ${chosen} is chosen.`);
-  };
+  const choose = (chosen: number): void => setParams({ id: String(chosen) });
   return (
     <>
       <h1 tabIndex={-1}>Map</h1>
@@ -415,7 +413,7 @@ export function MapPage({ overview, params }: { overview: Overview; params: Para
               the two directions of most variance ({points.map.explained.map((share) => `${(share * 100).toFixed(1)} %`).join(" and ")}).
             </p>
             <p role="status" class="faint">
-              {told}
+              {id ? `Row ${id} is chosen.` : ""}
             </p>
           </section>
           <div>

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Hot, Overview, Page, Refusal, get, tablePath } from "../api";
 import { Loaded, Params, address, setParams, useLoad } from "../hooks";
-import { Choice, Grid, IS_PHONE, READS, Status, TableChoice, column, hotNote, nameOf, rowColumns, rowParams, shown, useTables } from "../parts";
+import { Choice, Grid, IS_PHONE, READS, Status, TableChoice, column, hotNote, rowColumns, rowParams, shown, useTables } from "../parts";
 import { RowPanel } from "../row";
 
 // A phone shows a row of a table as a block of lines.
@@ -13,13 +13,6 @@ const FOUND_ROWS = 20;
 // As often as on the page Traffic.
 const HOT_MS = 2000;
 
-interface NamedRow {
-  id: number;
-  norm: string;
-  key: string | number | null | undefined;
-  label: string | null;
-}
-
 function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Element {
   const start = Number(params["start"] ?? 0) || 0;
   const table = choice.table?.name ?? "";
@@ -27,6 +20,7 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
   const loaded = useLoad(path, (signal) => get<Page>(path, signal));
   const page = loaded.data;
   const total = page?.total ?? 0;
+  const rows = column(page?.norms ?? []).map((norm, at) => ({ id: start + at, norm, key: page?.keys[at], label: page?.labels[at] ?? null }));
   return (
     <section class="card" aria-label="Rows">
       <h2>Rows</h2>
@@ -36,9 +30,9 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
           <Grid
             label="Rows of the table"
             isChosen={(row) => String(row.id) === params["id"]}
-            rows={column(page.norms).map((norm, at) => ({ id: start + at, norm, key: page.keys[at], label: page.labels[at] ?? (page.labels.length && !nameOf({ id: start + at, key: page.keys[at] }, choice.table) ? "(no label)" : null) }))}
+            rows={rows}
             columns={[
-              ...rowColumns<NamedRow>(choice, { start: String(start) }).slice(0, page.keys.length || page.labels.length ? 2 : 1),
+              ...rowColumns(choice, rows, { start: String(start) }),
               { name: "norm", isNumber: true, cell: (row) => row.norm },
             ]}
           />
@@ -66,8 +60,9 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
 function HotRows({ choice, id }: { choice: Choice; id: string }): JSX.Element {
   const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", `:hot?k=${HOT_ROWS}`);
   const loaded = useLoad(path, (signal) => get<Hot>(path, signal), HOT_MS);
-  const rows = loaded.data?.rows ?? [];
-  const shares = column(rows.map((row) => row.share * 100), 3);
+  const hot = loaded.data?.rows ?? [];
+  const shares = column(hot.map((row) => row.share * 100), 3);
+  const rows = hot.map((row, at) => ({ ...row, percent: shares[at] }));
   const isUnsampled = loaded.error instanceof Refusal && loaded.error.status === 501;
   return (
     <section class="card" aria-label="Hot rows">
@@ -80,10 +75,10 @@ function HotRows({ choice, id }: { choice: Choice; id: string }): JSX.Element {
       ) : null}
       <Grid
         label="Rows that are read most"
-        rows={rows.map((row, at) => ({ ...row, percent: shares[at] }))}
+        rows={rows}
         isChosen={(row) => String(row.id) === id}
         columns={[
-          ...rowColumns<Hot["rows"][number] & { percent: string | undefined }>(choice),
+          ...rowColumns(choice, rows),
           { name: "reads", tip: READS, isNumber: true, cell: (row) => shown(row.lookups) },
           { name: "share", isNumber: true, cell: (row) => `${row.percent} %` },
         ]}

@@ -72,8 +72,10 @@ function Plot(props: { label: string; axis: string; unit: string; history: Histo
       {
         width: element.clientWidth,
         height: 260,
+        // The last time on the axis needs half of its width.
+        padding: [null, 30, null, null],
         axes: [
-          { ...axis, label: "time", labelSize: 18, space: 90, values: (_, splits) => splits.map(atS) },
+          { ...axis, label: "time", labelSize: 18, space: spanS < 86_400 ? 64 : 90, values: (_, splits) => splits.map(atS) },
           { ...axis, label: props.axis, labelSize: 18, size: 60 },
         ],
         legend: { markers: { width: 3, dash: (_, series) => (lines[series - 1]?.isDashed ? "dashed" : "solid") } },
@@ -255,7 +257,7 @@ function HotIds({ overview, params }: { overview: Overview; params: Params }): J
             label="Rows that are read most"
             rows={rows}
             columns={[
-              ...rowColumns<(typeof rows)[number]>(choice),
+              ...rowColumns(choice, rows),
               { name: "reads/s", isNumber: true, cell: (row) => (row.rate === null ? "…" : shown(row.rate, 3)) },
               { name: "reads", tip: READS, isNumber: true, cell: (row) => shown(row.lookups) },
               { name: "share", isNumber: true, cell: (row) => `${row.percent} %` },

@@ -4,7 +4,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { BASE, Overview, Row, Session, Table, get, modelPath, send, tablePath } from "../api";
 import { Params, address, setParams, useLoad } from "../hooks";
 import { Copied, Select, Status, Wrong, wrongModel } from "../parts";
-import { Field, Metadata, Method, bodyOf, fieldsOf, hintOf, isExamples, programs } from "../signature";
+import { Field, Metadata, Method, bodyOf, exampleOf, fieldsOf, hintOf, programs } from "../signature";
 import { Statusz } from "../statusz";
 
 interface Answer {
@@ -24,13 +24,6 @@ function pretty(text: string): string {
     // The answer is shown as it came.
   }
   return text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}\n… ${text.length - MAX_SHOWN} characters more` : text;
-}
-
-function example(field: Field): string {
-  if (isExamples(field)) return "";
-  if (field.dtype === "DT_STRING") return field.isRagged || field.rank <= 1 ? "key" : '[["key"]]';
-  if (field.rank > 1 && !field.isRagged) return "";
-  return "1";
 }
 
 interface FoundRow {
@@ -91,13 +84,31 @@ function Finder(props: { model: string; version: string; table: string; field: F
 }
 
 /** Returns a field's text with one more value. */
-function withValue(old: string, field: Field, value: string): string {
-  const kept = old.trim() === example(field) ? "" : old.trim();
+function withValue(old: string, example: string, value: string): string {
+  const kept = old.trim() === example ? "" : old.trim();
   return kept ? `${kept}, ${value}` : value;
 }
 
-function Form(props: { model: string; version: string; name: string; fields: Field[]; tables: Table[]; session: Session; kind: string }): JSX.Element {
+/** A table, and one of its rows as an example; undefined if the server refuses to show it. */
+interface Source {
+  table: Table;
+  row: Row | undefined;
+}
+
+async function readSources(model: string, version: string): Promise<Source[]> {
+  const { tables } = await get<{ tables: Table[] }>(`${modelPath(model, version)}/tables`);
+  const read = tables.map(async (table) => {
+    // Row 0 is often one for padding.
+    const path = tablePath(model, version, table.name, `:row?id=${Math.min(1, table.vocabulary_size - 1)}`);
+    return { table, row: await get<Row>(path).catch(() => undefined) };
+  });
+  return Promise.all(read);
+}
+
+function Form(props: { model: string; version: string; name: string; fields: Field[]; sources: Source[]; session: Session; kind: string }): JSX.Element {
   const { fields, name } = props;
+  const sourceOf = (field: Field): Source | undefined => props.sources.find((one) => one.table.features.includes(field.name));
+  const example = (field: Field): string => exampleOf(field, String(sourceOf(field)?.row?.keys[field.name] ?? "key"));
   const [method, setMethod] = useState<Method>(name.startsWith("lookup") ? "lookup" : "predict");
   const [texts, setTexts] = useState<Record<string, string>>({});
   const [answer, setAnswer] = useState<Answer>();
@@ -152,12 +163,12 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
           }}
         />
         {fields.map((field) => {
-          const table = props.tables.find((one) => one.features.includes(field.name));
+          const { table, row } = sourceOf(field) ?? {};
           return (
-          <div key={field.name}>
+          <div class="input" key={field.name}>
           <label class="field">
             <span>
-              {field.name} <small>{hintOf(field)}</small>
+              <strong>{field.name}</strong> <small>{hintOf(field, table, row)}</small>
             </span>
             <textarea
               rows={field.isRagged ? 3 : 1}
@@ -177,7 +188,7 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
               table={table.name}
               field={field}
               onFound={(value) => {
-                setTexts((old) => ({ ...old, [field.name]: withValue(old[field.name] ?? "", field, value) }));
+                setTexts((old) => ({ ...old, [field.name]: withValue(old[field.name] ?? "", example(field), value) }));
                 forget();
               }}
             />
@@ -247,9 +258,7 @@ export function Try({ overview, params, session }: { overview: Overview; params:
   const statusz = useLoad(`statusz ${name}/${version}`, async (signal) => (seesAll ? get<Statusz>("/v1/statusz", signal) : undefined));
   const served = statusz.data?.models[name]?.versions.find((one) => String(one.version) === loaded.data?.model_spec.version);
   const runs = (one: string): boolean => !served || one in (served.signatures ?? {}) && !(one in (served.not_run ?? {}));
-  const tables = useLoad(`tables ${name}/${version || (available[0] ?? "")}`, async (signal) =>
-    name && mayFind ? (await get<{ tables: Table[] }>(`${modelPath(name, version)}/tables`, signal)).tables : [],
-  );
+  const sources = useLoad(`tables ${name}/${version || (available[0] ?? "")}`, async () => (name && mayFind ? readSources(name, version) : []));
   const asked = params["signature"] ?? "";
   const chosen = names.includes(asked) ? asked : (["serving_default", ...names].find((one) => names.includes(one) && runs(one)) ?? names[0] ?? "");
   const wrong = wrongModel(models, params) || (asked && loaded.data && asked !== chosen ? `${name} has no signature “${asked}”.` : "");
@@ -277,7 +286,7 @@ export function Try({ overview, params, session }: { overview: Overview; params:
         />
       </div>
       <Status of={loaded} what="signatures" />
-      {chosen && !statusz.isLoading ? <Form model={name} version={version} name={chosen} fields={fields} tables={tables.data ?? []} session={session} kind={served?.signatures?.[chosen] ?? ""} /> : null}
+      {chosen && !statusz.isLoading && !sources.isLoading ? <Form key={name} model={name} version={version} name={chosen} fields={fields} sources={sources.data ?? []} session={session} kind={served?.signatures?.[chosen] ?? ""} /> : null}
     </>
   );
 }

@@ -392,7 +392,7 @@ faults! {
     InvalidArgument plain_value()
         "inputs is a plain value/list, but expecting an object as multiple input tensors required as per tensorinfo_map";
     InvalidArgument missing_named_input(name: &str) "Missing named input: {name} in 'inputs' object.";
-    InvalidArgument no_named_input(name: &str) "JSON object: does not have named input: {name}";
+    InvalidArgument no_named_input(name: &str, hint: &str) "JSON object: does not have named input: {name}{hint}";
     InvalidArgument part_in_rows(input: &str, feature: &str)
         "input \"{input}\": in instances, send \"{feature}\" as a list of ids.";
     InvalidArgument feature_twice(feature: &str, part: &str)

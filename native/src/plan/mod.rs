@@ -16,7 +16,7 @@ mod graph_refusal;
 mod inputs;
 mod links;
 mod names;
-mod near_names;
+pub mod near_names;
 mod notes;
 mod numbers;
 mod paged_rows;

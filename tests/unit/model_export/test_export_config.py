@@ -298,3 +298,11 @@ def test_bad_batch_sizes_are_refused(sizes: str, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         build_parser().parse_args(["export", "--batch_sizes", sizes])
     assert repr(sizes) in capsys.readouterr().err
+
+
+def test_an_unknown_flag_is_told_by_its_command_with_the_flag_that_is_near(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["inspect", "models/toy/1", "--lables=a.csv"])
+    assert capsys.readouterr().err.endswith(
+        "model-export inspect: error: unrecognized arguments: --lables=a.csv; did you mean --labels?\n"
+    )

@@ -319,6 +319,9 @@ impl<'t> Scanner<'t> {
             Some(b'a'..=b'z' | b'A'..=b'Z' | b'_') if problem.starts_with("Missing a name") => {
                 "; names and strings stand in double quotes".to_owned()
             }
+            _ if [&b"True"[..], b"False", b"None"].iter().any(|word| rest.starts_with(word)) => {
+                "; JSON has true, false and null".to_owned()
+            }
             Some(&close @ (b']' | b'}')) if comes_after_comma() => {
                 format!("; remove the comma before the {}", char::from(close))
             }
@@ -603,6 +606,7 @@ mod tests {
             (b"\"a\"", "must be a JSON object"),
             (b"features=1", "the body must be a JSON object: {...}"),
             (b"{features: 1}", "names and strings stand in double quotes"),
+            (b"{\"a\": [None]}", "JSON has true, false and null"),
         ] {
             assert!(text(body, false).ends_with(hint), "{body:?}");
         }

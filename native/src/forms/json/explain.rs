@@ -17,6 +17,7 @@ use super::shown::{described, shown, shown_object, type_name};
 use super::tensors::small_float;
 use super::values::{Json, List};
 use crate::plan::faults::{self, BoxedFault, Names};
+use crate::plan::near_names::did_you_mean;
 use crate::plan::{Data, DataType, Declined, Dims, Inputs, RaggedNames, Signature, Strings, Tensor};
 
 /// Deepest nesting of the lists of one tensor.
@@ -294,7 +295,12 @@ impl<'a> PredictDocument<'a> {
             (None, None) if member(&self.document, "features").is_some() => {
                 faults::no_inputs_key("; send features to :lookup")
             }
-            (None, None) => faults::no_inputs_key(""),
+            (None, None) => {
+                // A client may send any number of keys.
+                let keys = self.document.iter().take(8);
+                let hints = keys.map(|(key, _)| did_you_mean(key, ["inputs", "instances"]));
+                faults::no_inputs_key(&hints.max().unwrap_or_default())
+            }
             (None, Some(inputs)) => return Ok(inputs),
             (Some(_), Some(_)) => faults::inputs_and_instances(&text()),
             (Some(instances @ Json::List(list)), None) if !list.is_empty() => return Ok(instances),
@@ -778,7 +784,10 @@ fn refuse_item(
     signature: &Signature,
     shapes: &mut [Option<Dims>],
 ) -> std::result::Result<(), BoxedFault> {
-    let Some(index) = signature.input(name.as_bytes()) else { return Err(faults::no_named_input(name)) };
+    let Some(index) = signature.input(name.as_bytes()) else {
+        let known = signature.inputs.iter().map(|input| &*input.name);
+        return Err(faults::no_named_input(name, &did_you_mean(name, known)));
+    };
     let (shape, size) = refuse_tensor(value, signature.inputs[index].dtype)?;
     let first = shapes[index].get_or_insert_with(|| shape.clone());
     let wanted: usize = first.iter().product();
