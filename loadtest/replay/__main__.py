@@ -38,6 +38,7 @@ from tests.tower_zoo import write_zoo_model
 from tests.toy_described import write_described_model
 from tests.toy_model import write_toy_model
 from tests.toy_policies import write_policy_model
+from tests.toy_sums import write_sums_model
 
 # Files of a corpus, which lies outside git: what it was recorded from, and a file of lines for each form.
 _ABOUT, _LINES = "about.json", ".jsonl.gz"
@@ -244,13 +245,14 @@ def _tensorflow() -> Any:
     return tensorflow
 
 
-# Lookups with each combiner, policy and vocabulary; signatures of every kind and dtype; dense parts of models that the
-# server cuts from their tables (mixed, columns) or runs whole (two_towers has string tables, tags has ragged inputs);
-# and the demo.
+# Lookups with each combiner, policy, vocabulary, dtype of a table and order of additions; signatures of every kind and
+# dtype; dense parts of models that the server cuts from their tables (mixed, columns) or runs whole (two_towers has
+# string tables, tags has ragged inputs); and the demo.
 MODELS: dict[str, Callable[[Path], object]] = {
     "toy": _toy,
     "policies": lambda folder: write_policy_model(folder / "1"),
     "described": lambda folder: write_described_model(folder / "1"),
+    "sums": lambda folder: write_sums_model(folder / "1"),
     "half": _half,
     "kinds": lambda folder: write_kinds(_tensorflow(), folder / "1"),
     "mixed": lambda folder: write_mixed_model(_tensorflow(), folder / "1"),
