@@ -131,6 +131,9 @@ wheel: export CARGO_TARGET_DIR := $(abspath native/target)
 # setuptools-rust strips by a program of this machine, which knows only its own processor family.
 wheel: export CARGO_PROFILE_RELEASE_STRIP := debuginfo
 wheel: $(READY)  ## write source archives, the client's wheel, and wheels with the native core for glibc 2.17 into dist/
+	@# Else a wheel without the core is built, as where Rust is missing, after minutes.
+	@for arch in $(ARCHS); do [ -d "$$(rustc --print target-libdir --target $$arch-unknown-linux-gnu)" ] || { \
+	  echo "The Rust that is first on PATH ($$(command -v rustc)) has no standard library for $$arch: docs/building.md"; exit 1; }; done
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(WHEEL_TOOLS)
 	@rm -rf build/wheel dist
 	@mkdir -p build
