@@ -131,6 +131,9 @@ wheel: export CARGO_TARGET_DIR := $(abspath native/target)
 # setuptools-rust strips by a program of this machine, which knows only its own processor family.
 wheel: export CARGO_PROFILE_RELEASE_STRIP := debuginfo
 wheel: $(READY)  ## write source archives, the client's wheel, and wheels with the native core for glibc 2.17 into dist/
+	@# The core is optional, so pip would build a wheel without it, as where Rust is missing.
+	@for arch in $(ARCHS); do [ -d "$$(rustc --print target-libdir --target $$arch-unknown-linux-gnu)" ] || { \
+	  echo "The Rust that is first on PATH ($$(command -v rustc)) has no standard library for $$arch: docs/building.md"; exit 1; }; done
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(WHEEL_TOOLS)
 	@rm -rf build/wheel dist
 	@mkdir -p build
@@ -139,9 +142,10 @@ wheel: $(READY)  ## write source archives, the client's wheel, and wheels with t
 	@for arch in $(ARCHS); do echo "Building the wheel for $$arch, some minutes ..."; \
 	  CARGO=cargo-zigbuild CARGO_BUILD_TARGET=$$arch-unknown-linux-gnu.$(GLIBC) _PYTHON_HOST_PLATFORM=linux-$$arch \
 	  CARGO_ZIGBUILD_ZIG_PATH="$$($(BIN)/python -c 'import ziglang; print(ziglang.__path__[0])')/zig" \
-	  $(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel dist/embedding_server-*.tar.gz && \
+	  $(BIN)/pip wheel --verbose --no-deps --wheel-dir build/wheel dist/embedding_server-*.tar.gz > build/wheel-$$arch.log 2>&1 && \
 	  $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*_$$arch.whl && \
-	  ls dist/*.manylinux_$(subst .,_,$(GLIBC))_$$arch.whl || exit 1; done
+	  ls dist/*.manylinux_$(subst .,_,$(GLIBC))_$$arch.whl || \
+	  { grep -m 1 -B 40 'optional Rust extension' build/wheel-$$arch.log; exit 1; }; done
 
 release: wheel  ## `make wheel`, then serve from the wheels in bare environments and write the lists of contents (SBOM)
 	.ci/release

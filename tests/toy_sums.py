@@ -1,6 +1,6 @@
 """Writes a toy model whose sums round: a table of random numbers for each dtype, each combiner and order of additions.
 
-Table `numbers_<dtype>` (V=50, D=21) has random float32 numbers, among them denormal numbers and -0.0. Signature
+Table `numbers_<dtype>` (V=50, D=109) has random float32 numbers, among them denormal numbers and -0.0. Signature
 `<dtype>` has a ragged feature for each pair of a combiner and an order, with weights where the order takes some, and
 three more with max_norm.
 """
@@ -23,7 +23,8 @@ from tests.toy_model import (
     write_manifest,
 )
 
-VOCABULARY_SIZE, DIM = 50, 21
+# The core reads a row in groups of 64, 32 and 8 columns, and the rest one by one.
+VOCABULARY_SIZE, DIM = 50, 64 + 32 + 8 + 5
 DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 COMBINERS = ("sum", "mean", "sqrtn")
 # Order of additions -> whether its op takes weights.

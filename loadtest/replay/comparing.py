@@ -100,13 +100,13 @@ def differences(
 
 
 def without_nan_signs(part: str) -> str:
-    """Returns a part of an answer with each quiet NaN of 32 or 64 bits positive, in hex digits, escapes or bytes.
+    """Returns a part of an answer with each quiet NaN positive, in hex digits, escapes or bytes.
 
-    A NaN that arithmetic makes is negative on x86-64 and positive on aarch64.
+    It may be a bfloat16, float32 or float64. A NaN that arithmetic makes is negative on x86-64 and positive on aarch64.
     """
-    for quiet in ("\xc0", "\xf8"):
-        for zeros, byte in (("0000", "{:02x}"), (r"\000\000", r"\{:03o}"), ("\0\0", "{:c}")):
-            head = zeros + byte.format(ord(quiet))
+    for zeros, byte in (("0000", "{:02x}"), (r"\000\000", r"\{:03o}"), ("\0\0", "{:c}")):
+        # A float32 ends with the two bytes of a bfloat16.
+        for head in (byte.format(0xC0), zeros + byte.format(0xF8)):
             part = part.replace(head + byte.format(0xFF), head + byte.format(0x7F))
     return part
 

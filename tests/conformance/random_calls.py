@@ -100,7 +100,7 @@ class RandomCalls:
                 drawn.arrays[feature["ids"]] = self._array(ids, "int32" if is_tensor_core else "int64")
                 drawn.nested[feature["ids"]] = ids
                 continue
-            lists = [[draw_id() for _ in range(rng.choice((0, 1, 1, 2, 3, 9)))] for _ in range(num_rows)]
+            lists = [[draw_id() for _ in range(rng.choice((0, 1, 1, 2, 3, 9, 20)))] for _ in range(num_rows)]
             flat = [one for row in lists for one in row]
             drawn.arrays[feature["ids"]] = self._array(flat, "int32" if is_tensor_core else "int64")
             splits = np.cumsum([0, *map(len, lists)])

@@ -7,6 +7,7 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -43,9 +44,9 @@ def test_dates_own_request_ids_and_the_order_of_maps_are_masked() -> None:
     assert parts(LOOKUP, was, now) == []
 
 
-@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, "<f4", "<f8"])
 @pytest.mark.parametrize("request_", [LOOKUP, PREDICT])
-def test_signs_of_nan_may_be_left_out(request_: Request, dtype: str) -> None:
+def test_signs_of_nan_may_be_left_out(request_: Request, dtype: Any) -> None:
     def answer(*numbers: float) -> dict[str, Any]:
         data = np.array(numbers, dtype).tobytes()
         if request_ is LOOKUP:
