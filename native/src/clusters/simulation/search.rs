@@ -315,8 +315,11 @@ fn fault() {
         };
         world.catch_up_all();
         if is_ill {
-            // Once a replica has taken over from a primary that is cut off, reads need this node no longer.
-            let is_parted = kind == 3 && faults.len() == 1;
+            // Once a replica has taken over from a primary that is cut off, reads need this node no longer. No replica may
+            // that has not copied the primary.
+            let history = |node: usize| world.cluster.nodes[node].history;
+            let has_copy = members(shard_of(node)).any(|one| one != node && history(one) == history(node));
+            let is_parted = kind == 3 && faults.len() == 1 && has_copy;
             let short = if is_parted { long.min(world.cluster.node_timeout + ELECTION) } else { long };
             world.cluster.ill_until = world.cluster.ill_until.max(world.now + short + CALM);
         }
