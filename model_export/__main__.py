@@ -6,9 +6,11 @@ import gc
 import sys
 from collections.abc import Sequence
 
-from model_export.cli import build_parser
 from model_export.errors import ExportError, disk_fault
 from service.errors import ArtifactError
+
+# Modules that only the extra [export] brings.
+_EXTRA = ("tensorflow", "tensorflow_recommenders", "tf_keras", "tqdm")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,11 +23,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = build_parser().parse_args(argv)
-    from model_export.commands import run_command
-
     try:
+        from model_export.cli import build_parser
+
+        arguments = build_parser().parse_args(argv)
+        from model_export.commands import run_command
+
         run_command(arguments)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        sys.stderr.write(f"model-export: this installation lacks the extra [export]: {error}\n")
+        return 1
     except (ExportError, ArtifactError) as error:
         sys.stderr.write(f"model-export: {error}\n")
         return 1

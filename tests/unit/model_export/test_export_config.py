@@ -306,3 +306,13 @@ def test_an_unknown_flag_is_told_by_its_command_with_the_flag_that_is_near(capsy
     assert capsys.readouterr().err.endswith(
         "model-export inspect: error: unrecognized arguments: --lables=a.csv; did you mean --labels?\n"
     )
+
+
+def test_an_installation_of_the_server_alone_says_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("model_export.cli", "model_export.report.commands"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert main(["inspect", "models/toy/1"]) == 1
+    assert capsys.readouterr().err.startswith("model-export: this installation lacks the extra [export]: ")
