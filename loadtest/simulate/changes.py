@@ -630,7 +630,7 @@ class _Client:
                 wait_s = cluster.clock.now_s + words[2] / 1000
                 while (copies := cluster.num_copies(node)) < words[1] and cluster.clock.now_s < wait_s:
                     cluster.clock.sleep(0.02)
-                # A primary that hears of its successor unblocks its clients.
+                # A primary that hears of its successor answers all waiting clients with an error.
                 found.append(copies if node.is_primary else redis.exceptions.ResponseError("UNBLOCKED"))
             else:
                 found.append(cluster.reply(node, words, is_readonly=is_readonly))

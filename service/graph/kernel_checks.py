@@ -6,8 +6,8 @@ Keras has saved takes a ragged input as one tensor of values and one of row spli
 kernel of RaggedGather does check row splits, so the checked node waits for one that gathers no row.
 
 A SavedModel takes a sparse input as three tensors, one of them its shape. SparseTensorDenseMatMul, SparseConcat and
-SparseBincount end the process if a size is negative, or a number of elements has more than 63 bits, as RaggedBincount
-does if a large id is counted. The kernel of SparseReshape does check a shape.
+SparseBincount end the process if one of its sizes is negative, or if it has more than 2**63 elements. RaggedBincount
+does if the largest id that it counts is as large. The kernel of SparseReshape does check a shape.
 
 Source: tensorflow/core/kernels/{ragged_tensor_to_tensor_op,ragged_gather_op,sparse_tensor_dense_matmul_op,
 sparse_concat_op,bincount_op,reshape_util}.cc.
@@ -34,8 +34,8 @@ def add_checks(graph_def: Any) -> None:
     """Adds the checks to a GraphDef and its functions.
 
     Row splits must be sorted, and the last must be at most the number of values; row ids must be as many as the values.
-    What SparseConcat joins must have shapes of tensors. For the other kernels, a negative size counts as 0, and sizes
-    have limits.
+    SparseConcat joins only what has a valid shape. For products and counts, a negative size counts as 0, and a size
+    that no memory has room for as the largest one.
     """
     _Body(graph_def.node, is_function=False).check()
     for function in graph_def.library.function:
@@ -65,7 +65,7 @@ class _Body(NamedTuple):
         number = node.attr["N"].i
         for one in range(number):
             indices, shape = node.input[one], node.input[2 * number + one]
-            made = self._add(node, names, f"shape_{one}_is_one", "SparseReshape", [indices, shape, shape])
+            made = self._add(node, names, f"shape_{one}_is_valid", "SparseReshape", [indices, shape, shape])
             node.input[2 * number + one] = self._output(made, "output_shape", 1)
 
     def _check_sparse_counts(self, node: Any, names: Collection[str]) -> None:
@@ -77,7 +77,7 @@ class _Body(NamedTuple):
             self._bound(node, names, _SIZE, "Minimum", _MOST_COLUMNS)
 
     def _bound(self, node: Any, names: Collection[str], place: int, op: str, bound: int) -> None:
-        """Puts the larger (Maximum) or smaller of an int64 input and a bound in the place of the input."""
+        """Replaces an int64 input by the larger (op Maximum) or smaller (Minimum) of it and a bound."""
         tensor = node.input[place]
         made = self._add(
             node, names, f"{op}_{bound}", op, [tensor, self._constant(node, names, str(bound), bound, tensor)]

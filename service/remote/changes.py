@@ -15,8 +15,8 @@ at which the server dropped the upsert's rows from its cache. A delta file is he
 a server that has the file can finish it.
 
 If a primary fails before its replicas have what it holds, they lack the upsert. The server that took the upsert holds
-it again then. A replica may also take over that has the mark of a delta file, but not the note that it is written.
-Servers that were done with the file read it again then.
+it again then. A replica that takes over may also have the mark of a delta file, and lack the note that the file is
+written. A server that took the file for written then reads and writes it again.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class TableChanges:
         # The bytes of upserts that this server took and some replica may lack, by their number.
         self._own: dict[str, bytes] = {}
         self._files: deque[_File] = deque()
-        # Numbers of the delta files that are written, as far as this server knew, and of those to be read again.
+        # Numbers of the delta files that this server takes for written, and of those to be read again.
         self._done: set[int] = set()
         self._lost: set[int] = set()
         self._trouble = ""
@@ -271,7 +271,7 @@ class TableChanges:
         self._files.append(_File(delta, refused))
 
     def take_lost(self) -> set[int]:
-        """Returns the numbers of delta files that this server wrote and that the cluster does not know any more."""
+        """Returns the numbers of delta files that are to be read again: the cluster has lost that they are written."""
         found, self._lost = self._lost, set()
         return found
 

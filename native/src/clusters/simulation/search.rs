@@ -315,8 +315,8 @@ fn fault() {
         };
         world.catch_up_all();
         if is_ill {
-            // Once a replica has taken over from a primary that is cut off, reads need this node no longer. No replica may
-            // that has not copied the primary.
+            // Once a replica has taken over from a primary that is cut off, reads need this node no longer. Only a replica
+            // that has copied the primary can take over.
             let history = |node: usize| world.cluster.nodes[node].history;
             let has_copy = members(shard_of(node)).any(|one| one != node && history(one) == history(node));
             let is_parted = kind == 3 && faults.len() == 1 && has_copy;
