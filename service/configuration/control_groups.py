@@ -3,8 +3,8 @@
 Pages of the page cache count as available memory, because the kernel can free them. MemAvailable includes most of them;
 they are subtracted from a control group's usage here.
 
-Source: sched(7); proc_meminfo(5); Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and
-scheduler/sched-bwc.rst (Linux 6.18).
+Source: sched(7); proc_meminfo(5); proc_pid_status(5); getrlimit(2); Documentation/admin-guide/cgroup-v2.rst,
+cgroup-v1/memory.rst and scheduler/sched-bwc.rst (Linux 6.18).
 """
 
 from __future__ import annotations
@@ -56,6 +56,19 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
         limit = _number(folder / ("memory.limit_in_bytes" if is_first else "memory.max"))
         found += [] if limit is None else [limit]
     return min(found, default=None)
+
+
+def data_limit_bytes(root: Path = Path("/")) -> int | None:
+    """Returns how many bytes RLIMIT_DATA may allow this process, so that it never holds more than memory and swap.
+
+    RLIMIT_DATA also counts what is mapped and was not touched yet, such as most of each thread's stack and private maps
+    of files; so that much is added. None: the kernel does not show it.
+    """
+    limit, status = memory_limit_bytes(root), _numbers(root / "proc/self/status")
+    if limit is None or not {"VmData:", "RssAnon:"} <= status.keys():
+        return None
+    untouched = status["VmData:"] - status["RssAnon:"]
+    return limit + 1024 * (untouched + _numbers(root / "proc/meminfo").get("SwapTotal:", 0))
 
 
 def _groups(controller: str, root: Path) -> Iterator[tuple[Path, bool]]:

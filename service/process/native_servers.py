@@ -31,7 +31,7 @@ from service.http.http_parts import HttpParts
 from service.observe.history import RecentRequests
 from service.observe.metrics import Metrics
 from service.process.bound_ports import BACKLOG, BoundPort, Ports, check_socket_path, grpc_port, http_port
-from service.process.resources import FreedMemory, in_own_thread, max_connections
+from service.process.resources import FreedMemory, MemoryBound, in_own_thread, max_connections
 from service.versions.threads import repeat
 from service.wire.api import DEFAULT_MAX_TABLE_ROWS
 
@@ -121,7 +121,8 @@ class NativeServers:
         if self._settings.grpc_socket_path:
             listeners["grpc"].append(Path(self._settings.grpc_socket_path))
         self._edge = self._open_edge(listeners)
-        repeat(partial(self._collect, FreedMemory()), self._stop_collecting, _COLLECT_S, "native-statistics")
+        collect = partial(self._collect, FreedMemory(), MemoryBound())
+        repeat(collect, self._stop_collecting, _COLLECT_S, "native-statistics")
         self._sampled.start(self._edge)
         self._publish_health()
         return ports
@@ -192,12 +193,13 @@ class NativeServers:
         metrics.tls.handshakes_failed = lambda: statistics.counts.handshakes_failed
         return edge
 
-    def _collect(self, freed: FreedMemory) -> None:
+    def _collect(self, freed: FreedMemory, bound: MemoryBound) -> None:
         # open() sets _edge and _statistics before it starts the thread that calls this.
         assert self._statistics is not None
         self._statistics.collect()
         self._note_silence()
         freed.look(self._statistics.connections, self._statistics.bytes_held_total)
+        bound.look()
 
     def _note_silence(self) -> None:
         """Makes the server not ready while the core can not reach the control servers, and logs each change."""

@@ -22,6 +22,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from service.configuration.control_groups import data_limit_bytes
+
 # Number of file descriptors that are kept free of connections, for model files, listeners, logs and TensorFlow; at most
 # half of all.
 _SPARE = 128
@@ -39,6 +41,24 @@ def max_connections(configured: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = max(soft - min(_SPARE, soft // 2), 2)
     return min(configured or possible // 2, possible)
+
+
+class MemoryBound:
+    """Keeps the process from taking more memory than the machine, or its control group, has.
+
+    Without it, the kernel gives out address space for a tensor of any size, and ends the process while TensorFlow fills
+    it. With it, TensorFlow gets none, and the request an error. Concurrency: one caller at a time.
+    """
+
+    def __init__(self) -> None:
+        self._given, self._hard = resource.getrlimit(resource.RLIMIT_DATA)
+
+    def look(self) -> None:
+        """Sets the limit anew, about once a second: it depends on what is mapped and was not touched yet."""
+        bytes_ = data_limit_bytes()
+        if bytes_ is not None:
+            bound = bytes_ if self._given == resource.RLIM_INFINITY else min(bytes_, self._given)
+            resource.setrlimit(resource.RLIMIT_DATA, (bound, self._hard))
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8

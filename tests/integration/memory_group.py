@@ -1,4 +1,4 @@
-"""Makes a memory control group with a limit, in which a process of a load test or a test runs (Linux, as root).
+"""Makes a memory control group with a limit, in which a process of a test runs (Linux, as root).
 
 Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst (Linux 6.18).
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 _ROOT = Path("/sys/fs/cgroup")
 # Seconds to wait until the kernel notices that the last process of a control group has ended.
@@ -18,6 +18,14 @@ _PATIENCE_S = 30
 
 class NoMemoryGroup(Exception):
     """Raised if this process can not make a control group; the message says why."""
+
+
+def memory_group(max_bytes: int) -> MemoryGroup:
+    """Makes a control group, or skips the test with the reason why there can be none."""
+    try:
+        return MemoryGroup(max_bytes)
+    except NoMemoryGroup as error:
+        pytest.skip(str(error))
 
 
 class MemoryGroup:
@@ -30,11 +38,11 @@ class MemoryGroup:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._own, limit, self._usage = _own_group()
+        own, limit, self._usage = _own_group()
         name = f"embedding-server-{os.getpid()}-{time.monotonic_ns()}"
         # In version 2 of control groups, a group below one that has processes can have no limit, so the new group is a
         # sibling of this process's group.
-        above = self._own.parent if limit == "memory.max" and self._own != _ROOT else self._own
+        above = own.parent if limit == "memory.max" and own != _ROOT else own
         self.folder = above / name
         try:
             self.folder.mkdir()
@@ -46,21 +54,12 @@ class MemoryGroup:
             self.folder.rmdir()
             raise NoMemoryGroup(f"the limit of {self.folder} can not be set: {error.strerror}") from error
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """Moves this process into the control group for the `with` block; processes started in the block stay there.
-
-        Raises:
-          NoMemoryGroup: the system does not let this process move.
-        """
+    def add(self, pid: int) -> None:
+        """Moves a process into the control group, or skips the test if the system does not let this process do it."""
         try:
-            (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+            (self.folder / "cgroup.procs").write_text(str(pid))
         except OSError as error:
-            raise NoMemoryGroup(f"this process can not move to {self.folder}: {error.strerror}") from error
-        try:
-            yield
-        finally:
-            (self._own / "cgroup.procs").write_text(str(os.getpid()))
+            pytest.skip(f"no process can be moved to {self.folder}: {error.strerror}")
 
     @property
     def used_bytes(self) -> int:

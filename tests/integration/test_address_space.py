@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
 import pytest
 
 from tests.integration.limited import LOOKUP, limited
+from tests.integration.memory_group import memory_group
 from tests.integration.process import PATIENCE_S, ServerProcess, until, unused_ports
 from tests.toy_model import write_toy_model
 
@@ -193,3 +195,27 @@ def test_memory_is_given_back_after_a_flood_of_json(tmp_path: Path) -> None:
         # Measured: 180 MiB more for ever without the mends, and some 75 MiB with them, which Python's own allocator
         # keeps for the next documents.
         until(lambda: _private_mib(server.pid) < before + 120)
+
+
+@pytest.mark.tf
+@pytest.mark.slow
+def test_a_tensor_for_which_the_container_has_no_memory_is_refused(tf: Any, tmp_path: Path) -> None:
+    @tf.function(input_signature=[tf.TensorSpec([2], tf.int32, "shape")])
+    def ones(shape: Any) -> Any:
+        return {"sum": tf.reduce_sum(tf.ones(shape))}
+
+    tf.saved_model.save(tf.Module(), str(tmp_path / "1"), signatures={"ones": ones})
+    with memory_group(_IN_FLIGHT) as group, ServerProcess(model_base_path=tmp_path) as server:
+        group.add(server.pid)
+        server.ready()
+        until(lambda: 0 < resource.prlimit(server.pid, resource.RLIMIT_DATA)[0] < 2 * _IN_FLIGHT)
+        for columns, status in [(1 << 20, 200), (3 << 28, 413), (1 << 20, 200)]:
+            body = {"signature_name": "ones", "inputs": {"shape": [1, columns]}}
+            answer = server.http.post("/v1/models/default:predict", json=body)
+            assert answer.status_code == status, answer.text
+            if status == 200:
+                assert answer.json()["outputs"] == columns
+            else:
+                assert answer.json()["error"].startswith(
+                    f"OOM when allocating tensor with shape[1,{columns}] and type float"
+                )

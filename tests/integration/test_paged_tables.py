@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from loadtest.bench.models import write_large_model
-from tests.integration.memory_group import MemoryGroup, NoMemoryGroup
+from tests.integration.memory_group import MemoryGroup, memory_group
 from tests.integration.process import PACE_S, PATIENCE_S, ServerProcess, until
 from tests.tower_model import TAGS, USERS
 
@@ -51,17 +51,14 @@ def rows_of(ids: np.ndarray) -> np.ndarray:
 @pytest.fixture
 def group() -> Iterator[MemoryGroup]:
     """Yields a memory control group, or skips the test with the reason why there is none."""
-    try:
-        made = MemoryGroup(_LIMIT_MIB << 20)
-    except NoMemoryGroup as error:
-        pytest.skip(str(error))
-    with made:
+    with memory_group(_LIMIT_MIB << 20) as made:
         yield made
 
 
 def _started(group: MemoryGroup, model: Path, **settings: object) -> ServerProcess:
-    with group.inside():
-        return ServerProcess(model_base_path=model, graph_signatures="off", **settings)
+    server = ServerProcess(model_base_path=model, graph_signatures="off", **settings)
+    group.add(server.pid)
+    return server
 
 
 def _metric(server: ServerProcess, name: str) -> float:

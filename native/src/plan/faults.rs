@@ -177,6 +177,7 @@ faults! {
     Unavailable rows_unreadable(table: &str, why: &str) "Rows of table \"{table}\" can not be read now: {why}.";
     DeadlineExceeded late_for_rows(table: &str) "The deadline passed before rows of table \"{table}\" were read.";
     DeadlineExceeded late_for_run() "The deadline passed before the request was run.";
+    ResourceExhausted no_memory(text: &str) "{text}; the server has no memory for so large a tensor: send fewer or smaller values.";
     ResourceExhausted answer_too_large(size: usize, rows: usize, limit: usize)
         "The answer would hold {size} bytes for {rows} rows, this server's limit is {limit} bytes; send fewer rows per request.";
 }

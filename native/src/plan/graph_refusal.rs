@@ -14,6 +14,7 @@ use super::validation::{row_counts, shape_faults};
 pub fn graph_refusal(signature: &Signature, inputs: &Inputs<'_>, code: u32, message: &str) -> BoxedFault {
     let name = match code {
         3 => "InvalidArgumentError",
+        8 => return faults::no_memory(first_line(message)),
         9 => "FailedPreconditionError",
         11 => "OutOfRangeError",
         12 => "UnimplementedError",

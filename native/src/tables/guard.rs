@@ -25,12 +25,17 @@ use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 pub(super) const MAX_MAPS: usize = 1 << 14;
 
 /// One guarded memory map. `version` is odd while a thread changes the entry; an entry whose `end` is 0 is free.
+/// `is_writable` is 0 or 1.
 struct Entry {
     version: AtomicU64,
     start: AtomicUsize,
     end: AtomicUsize,
     flag_at: AtomicUsize,
+    is_writable: AtomicUsize,
 }
+
+/// A guarded map's start, its end, the address of its damage flag, and 1 if the map is writable.
+type Guarded = (usize, usize, usize, usize);
 
 /// The guarded memory maps. num_used: number of entries, from the first on, that were ever in use.
 struct Registry<const N: usize> {
@@ -48,6 +53,7 @@ static REGISTRY: Registry<MAX_MAPS> = Registry {
             start: AtomicUsize::new(0),
             end: AtomicUsize::new(0),
             flag_at: AtomicUsize::new(0),
+            is_writable: AtomicUsize::new(0),
         }
     }; MAX_MAPS],
     num_used: AtomicUsize::new(0),
@@ -67,9 +73,14 @@ static PREVIOUS: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 /// # Safety
 /// Until `remove`, the `num_bytes` from `start` on are whole mapped pages that no other code replaces, and `flag_at` is
 /// the address of an aligned, writable 64-bit word: the handler stores 1 there once the map is damaged.
-pub(super) unsafe fn add(start: usize, num_bytes: usize, flag_at: usize) -> io::Result<Option<usize>> {
+pub(super) unsafe fn add(
+    start: usize,
+    num_bytes: usize,
+    flag_at: usize,
+    is_writable: bool,
+) -> io::Result<Option<usize>> {
     install()?;
-    Ok(REGISTRY.add(start, start + num_bytes, flag_at))
+    Ok(REGISTRY.add((start, start + num_bytes, flag_at, is_writable.into())))
 }
 
 /// Ends the guard of a mapped file. Call this before you unmap the file, because its addresses may belong to another
@@ -82,7 +93,7 @@ pub(super) fn remove(index: usize) {
 }
 
 impl<const N: usize> Registry<N> {
-    fn add(&self, start: usize, end: usize, flag_at: usize) -> Option<usize> {
+    fn add(&self, (start, end, flag_at, is_writable): Guarded) -> Option<usize> {
         for (index, entry) in self.entries.iter().enumerate() {
             let version = entry.version.load(Ordering::Acquire);
             if version % 2 == 1 || entry.end.load(Ordering::Acquire) != 0 {
@@ -93,6 +104,7 @@ impl<const N: usize> Registry<N> {
                 continue;
             }
             entry.flag_at.store(flag_at, Ordering::Release);
+            entry.is_writable.store(is_writable, Ordering::Release);
             entry.start.store(start, Ordering::Release);
             entry.end.store(end, Ordering::Release);
             entry.version.store(version + 2, Ordering::Release);
@@ -106,17 +118,16 @@ impl<const N: usize> Registry<N> {
         self.entries[index].end.store(0, Ordering::Release);
     }
 
-    /// Returns the start, the end and the address of the damage flag of the guarded map that contains an address; None
-    /// if no guarded map contains it.
-    fn find(&self, address: usize) -> Option<(usize, usize, usize)> {
+    fn find(&self, address: usize) -> Option<Guarded> {
         self.entries[..self.num_used.load(Ordering::Acquire)].iter().find_map(|entry| {
             // The handler skips an entry that another thread is changing: it can not be the map that the interrupted
             // thread reads.
             let version = entry.version.load(Ordering::Acquire);
             let (start, end) = (entry.start.load(Ordering::Acquire), entry.end.load(Ordering::Acquire));
             let flag_at = entry.flag_at.load(Ordering::Acquire);
+            let is_writable = entry.is_writable.load(Ordering::Acquire);
             let is_whole = version % 2 == 0 && entry.version.load(Ordering::Acquire) == version;
-            (is_whole && start <= address && address < end).then_some((start, end, flag_at))
+            (is_whole && start <= address && address < end).then_some((start, end, flag_at, is_writable))
         })
     }
 }
@@ -155,16 +166,16 @@ extern "C" fn on_bus_error(number: libc::c_int, info: *mut libc::siginfo_t, cont
 /// Sets the damage flag of the guarded map that contains the address, and maps zeros over that map. Returns false if no
 /// guarded map contains the address.
 fn replace_with_zeros(address: usize) -> bool {
-    let Some((start, end, flag_at)) = REGISTRY.find(address) else {
+    let Some((start, end, flag_at, is_writable)) = REGISTRY.find(address) else {
         return false;
     };
     // SAFETY: the damage flag at this address may be written: the caller of `add` promised that it stays in memory
     // until `remove`.
     unsafe { (*(flag_at as *const AtomicU64)).store(1, Ordering::SeqCst) };
-    // The pages of zeros that replace the damaged file are writable, because the server writes changed rows into some
-    // memory maps.
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS;
+    // The server writes changed rows into some maps. Writable pages count as the process's own memory, of which it may
+    // have less than the file is large (RLIMIT_DATA; without MAP_NORESERVE, the machine's memory).
+    let protection = libc::PROT_READ | if is_writable == 1 { libc::PROT_WRITE } else { 0 };
+    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: mmap replaces only pages of the guarded file: the caller of `add` promised that no other map uses these
     // addresses.
     let mapped = unsafe { libc::mmap(start as *mut libc::c_void, end - start, protection, flags, -1, 0) };
@@ -237,13 +248,12 @@ mod model {
     use crate::sync::{check, thread};
 
     /// Map 1 is at 10 to 20 with its flag at 1, map 2 at 30 to 40 with its flag at 2, and so on.
-    const fn map(number: usize) -> (usize, usize, usize) {
-        (20 * number - 10, 20 * number, number)
+    const fn map(number: usize) -> Guarded {
+        (20 * number - 10, 20 * number, number, number % 2)
     }
 
     fn add(registry: &Registry<2>, number: usize) -> Option<usize> {
-        let (start, end, flag_at) = map(number);
-        registry.add(start, end, flag_at)
+        registry.add(map(number))
     }
 
     #[test]
@@ -254,6 +264,7 @@ mod model {
                 start: AtomicUsize::new(0),
                 end: AtomicUsize::new(0),
                 flag_at: AtomicUsize::new(0),
+                is_writable: AtomicUsize::new(0),
             };
             let registry = Arc::new(Registry::<2> { entries: array::from_fn(entry), num_used: AtomicUsize::new(0) });
             let first = add(&registry, 1).unwrap();

@@ -61,7 +61,12 @@ impl Map {
             (libc::PROT_READ, libc::MAP_SHARED)
         };
         // SAFETY: the new map replaces no other map, because the kernel chooses its address.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), num_bytes, protection, flags, file.as_raw_fd(), 0) };
+        let map = || unsafe { libc::mmap(std::ptr::null_mut(), num_bytes, protection, flags, file.as_raw_fd(), 0) };
+        let mut start = map();
+        if start == libc::MAP_FAILED && is_private {
+            allow_data(num_bytes);
+            start = map();
+        }
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -69,7 +74,7 @@ impl Map {
         let mut map = Map { start: start.cast(), num_bytes, is_private, file, guard: None, _mark: mark };
         // SAFETY: the map is this object's own until it is dropped, which first removes the guard; the mark is dropped
         // after that.
-        map.guard = unsafe { guard::add(map.start.addr(), num_bytes, flag_at) }?;
+        map.guard = unsafe { guard::add(map.start.addr(), num_bytes, flag_at, is_private) }?;
         Ok(map)
     }
 
@@ -118,6 +123,20 @@ impl Map {
         assert!(at < self.num_bytes);
         // SAFETY: the byte lies in the map; if the file is damaged there, the guard lets the read go on.
         unsafe { self.start.add(at).read_volatile() }
+    }
+}
+
+/// Raises the limit on private memory (RLIMIT_DATA), which counts the whole of a private map of a file.
+///
+/// The server keeps that limit near the size of memory. The map may be larger, since few of its pages are copied.
+fn allow_data(num_bytes: usize) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls only read or write this limit.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_DATA, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_cur.saturating_add(num_bytes as u64).min(limit.rlim_max);
+            libc::setrlimit(libc::RLIMIT_DATA, &raw const limit);
+        }
     }
 }
 

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from service.configuration.control_groups import num_processors
+from service.configuration.control_groups import data_limit_bytes, num_processors
 from service.configuration.settings import COMMON, ENV_PREFIX, Settings
 from service.configuration.settings_reading import (
     FOREIGN_FLAGS,
@@ -492,15 +492,36 @@ def test_a_quota_limits_the_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str], expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    for name, text in {
-        "proc/self/cgroup": own,
-        **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
-    }.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    _write(tmp_path, {"proc/self/cgroup": own} | {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
     assert num_processors(tmp_path) == expected
 
 
 def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
     assert num_processors(tmp_path) == len(os.sched_getaffinity(0))
+
+
+def _write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"sys/fs/cgroup/pod/memory.max": "512000"}, 512_000 + 350 * 1024),
+        ({"sys/fs/cgroup/pod/memory.max": "max"}, 1350 * 1024),
+        ({"proc/self/status": "VmData: 400 kB\n"}, None),
+    ],
+)
+def test_private_memory_is_limited_to_memory_and_swap(
+    tmp_path: Path, files: dict[str, str], expected: int | None
+) -> None:
+    system = {
+        "proc/meminfo": "MemTotal: 1000 kB\nSwapTotal: 50 kB\n",
+        "proc/self/status": "VmData: 400 kB\nRssAnon: 100 kB\n",
+        "proc/self/cgroup": "0::/pod\n",
+    }
+    _write(tmp_path, system | files)
+    assert data_limit_bytes(tmp_path) == expected

@@ -32,6 +32,31 @@ fn a_truncated_file_reads_as_zeros_and_sets_its_flag() {
 }
 
 #[test]
+fn a_file_larger_than_memory_is_mapped_and_reads_as_zeros_once_it_is_cut_short() {
+    const BYTES: usize = 1 << 42;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: getrlimit(2) writes only to `limit`, and setrlimit(2) reads it.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_DATA, &raw mut limit), 0);
+        limit.rlim_cur = limit.rlim_max.min(BYTES as u64 / 2);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_DATA, &raw const limit), 0);
+    }
+    for is_private in [false, true] {
+        let (_, file) = mapped("guard-large", 1, &Arc::default());
+        file.set_len(BYTES as u64).unwrap();
+        let mark = Arc::default();
+        let map = Map::open(file.try_clone().unwrap(), is_private, Arc::clone(&mark)).unwrap();
+        file.set_len(0).unwrap();
+        assert_eq!((map.touch(0), map.touch(BYTES - 1), mark.is_set()), (0, 0, true));
+        if is_private {
+            // SAFETY: the byte lies in a private map, to which nothing else writes.
+            unsafe { *map.as_ptr() = 1 };
+            assert_eq!(map.touch(0), 1);
+        }
+    }
+}
+
+#[test]
 fn a_free_entry_is_used_again() {
     let (_, file) = mapped("guard-again", 1, &Arc::default());
     for _ in 0..2 * MAX_MAPS {
