@@ -58,17 +58,19 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     return min(found, default=None)
 
 
-def data_limit_bytes(root: Path = Path("/")) -> int | None:
-    """Returns how many bytes RLIMIT_DATA may allow this process, so that it never holds more than memory and swap.
+def swap_bytes(root: Path = Path("/")) -> int:
+    return 1024 * _numbers(root / "proc/meminfo").get("SwapTotal:", 0)
 
-    RLIMIT_DATA also counts what is mapped and was not touched yet, such as most of each thread's stack and private maps
-    of files; so that much is added. None: the kernel does not show it.
+
+def private_bytes(root: Path = Path("/")) -> tuple[int, int] | None:
+    """Returns how much private memory this process has mapped, as RLIMIT_DATA counts it, and how much of that it holds.
+
+    The rest was not touched yet, such as most of each thread's stack. None: the kernel does not show it.
     """
-    limit, status = memory_limit_bytes(root), _numbers(root / "proc/self/status")
-    if limit is None or not {"VmData:", "RssAnon:"} <= status.keys():
+    status = _numbers(root / "proc/self/status")
+    if not {"VmData:", "RssAnon:"} <= status.keys():
         return None
-    untouched = status["VmData:"] - status["RssAnon:"]
-    return limit + 1024 * (untouched + _numbers(root / "proc/meminfo").get("SwapTotal:", 0))
+    return 1024 * status["VmData:"], 1024 * status["RssAnon:"]
 
 
 def _groups(controller: str, root: Path) -> Iterator[tuple[Path, bool]]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
+from service.configuration.control_groups import memory_limit_bytes, swap_bytes
 from service.configuration.server_settings import Port
 from service.configuration.settings import COMMON, ENV_PREFIX, SECTIONS, Settings
 from service.errors import did_you_mean
@@ -305,8 +306,16 @@ def otlp_protocol(environ: Mapping[str, str] | None = None) -> str:
     return next(filter(None, named), "http/protobuf")
 
 
-def prepare_libraries() -> None:
+# What the process takes in memory beside tables, TensorFlow's tensors, requests and answers.
+_OWN_BYTES = 256 << 20
+
+
+def prepare_libraries(max_bytes_in_flight: int) -> None:
     """Sets environment variables that TensorFlow and numpy read at their import, unless the user has set them."""
+    # TensorFlow keeps all memory that it once had. Without a limit, no memory may be left for requests and answers.
+    if limit := memory_limit_bytes():
+        others = min(max_bytes_in_flight + _OWN_BYTES, limit // 4)
+        os.environ.setdefault("TF_MKL_ALLOC_MAX_BYTES", str(limit + swap_bytes() - others))
     # Level 3 keeps all of TensorFlow's own log messages, except fatal ones, out of the server's log.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Each session then has its own threads for work within an operation, as many as its config says. By default, all

@@ -18,11 +18,13 @@ import resource
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
-from service.configuration.control_groups import data_limit_bytes
+from service.configuration.control_groups import memory_limit_bytes, private_bytes, swap_bytes
 
 # Number of file descriptors that are kept free of connections, for model files, listeners, logs and TensorFlow; at most
 # half of all.
@@ -43,6 +45,12 @@ def max_connections(configured: int) -> int:
     return min(configured or possible // 2, possible)
 
 
+# What the process may map in any case, so that small requests for memory do not fail.
+_SPARE_BYTES = 64 << 20
+# Number of looks after which memory that is not touched yet counts as memory that stays so, such as a thread's stack.
+_LOOKS = 60
+
+
 class MemoryBound:
     """Keeps the process from taking more memory than the machine, or its control group, has.
 
@@ -50,15 +58,27 @@ class MemoryBound:
     it. With it, TensorFlow gets none, and the request an error. Concurrency: one caller at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
         self._given, self._hard = resource.getrlimit(resource.RLIMIT_DATA)
+        self._untouched: deque[int] = deque(maxlen=_LOOKS)
 
     def look(self) -> None:
         """Sets the limit anew, about once a second: it depends on what is mapped and was not touched yet."""
-        bytes_ = data_limit_bytes()
-        if bytes_ is not None:
-            bound = bytes_ if self._given == resource.RLIM_INFINITY else min(bytes_, self._given)
-            resource.setrlimit(resource.RLIMIT_DATA, (bound, self._hard))
+        bound = self.bound_bytes()
+        if bound is not None:
+            soft = bound if self._given == resource.RLIM_INFINITY else min(bound, self._given)
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, self._hard))
+
+    def bound_bytes(self) -> int | None:
+        """Returns how much private memory the process may map in the next second; None if the kernel does not tell."""
+        limit, private = memory_limit_bytes(self._root), private_bytes(self._root)
+        if limit is None or private is None:
+            return None
+        mapped, held = private
+        # A large tensor is not touched either while it is being filled.
+        self._untouched.append(mapped - held)
+        return max(limit + swap_bytes(self._root) + min(self._untouched), mapped + _SPARE_BYTES)
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8

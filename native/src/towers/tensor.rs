@@ -13,6 +13,8 @@ use super::c_api::{Api, RawTensor, TString};
 const STRING: u32 = 7;
 /// Alignment of a tensor's memory in bytes (`EIGEN_MAX_ALIGN_BYTES`). TensorFlow copies memory that is aligned less.
 const ALIGNMENT: usize = 64;
+/// Size in bytes from which on a buffer may be a notable part of the memory.
+const LARGE: usize = 32 << 20;
 
 /// Uninitialised memory for one tensor, with the alignment that TensorFlow's kernels need.
 pub struct AlignedBuffer {
@@ -32,14 +34,29 @@ impl AlignedBuffer {
     /// `len` is more than half of the address space.
     #[must_use]
     pub fn new(len: usize) -> Self {
-        let layout = layout_of(len);
+        AlignedBuffer::allocate(len).unwrap_or_else(|| handle_alloc_error(layout_of(len)))
+    }
+
+    /// As `new`; None if the process may not take so much memory, or, of a [`LARGE`] buffer, not half as much again.
+    ///
+    /// # Panics
+    /// As `new`.
+    #[must_use]
+    pub fn try_new(len: usize) -> Option<Self> {
+        if len >= LARGE {
+            // What is left is for other code: where that gets no memory, the process ends.
+            drop(AlignedBuffer::allocate(len + len / 2)?);
+        }
+        AlignedBuffer::allocate(len)
+    }
+
+    fn allocate(len: usize) -> Option<Self> {
         if len == 0 {
             let start = NonNull::new(std::ptr::without_provenance_mut(ALIGNMENT)).unwrap_or(NonNull::dangling());
-            return AlignedBuffer { start, len };
+            return Some(AlignedBuffer { start, len });
         }
         // SAFETY: `alloc` forbids a layout of size 0, and `len` is not 0 here.
-        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
-        AlignedBuffer { start, len }
+        Some(AlignedBuffer { start: NonNull::new(unsafe { alloc(layout_of(len)) })?, len })
     }
 
     /// Allocates an aligned buffer with a copy of these bytes.

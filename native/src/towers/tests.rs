@@ -59,6 +59,7 @@ fn buffers_are_aligned() {
         assert_eq!(buffer.memory().len(), len);
         assert_eq!(buffer.memory().as_ptr().addr() % 64, 0);
     }
+    assert!(AlignedBuffer::try_new(1 << 60).is_none() && AlignedBuffer::try_new(1 << 26).is_some());
 }
 
 #[test]

@@ -282,7 +282,14 @@ fn fed_dims(features: &Features<'_, '_>, fed: &FedRows) -> Result<Option<Dims>, 
 /// Looks up the vectors that one tensor of shape `dims` is fed; returns them in a new buffer.
 fn gather_rows(features: &Features<'_, '_>, fed: &FedRows, dims: &[usize]) -> Result<AlignedBuffer, Declined> {
     let number_bytes = fed.dtype.size();
-    let mut buffer = AlignedBuffer::new(bytes_of(product(dims)?, number_bytes)?);
+    let no_memory = || {
+        let sizes = dims.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        faults::no_memory(&format!(
+            "OOM when allocating tensor with shape[{sizes}] and type {}",
+            fed.dtype.graph_name()
+        ))
+    };
+    let mut buffer = AlignedBuffer::try_new(bytes_of(product(dims)?, number_bytes)?).ok_or_else(no_memory)?;
     if let [part] = fed.parts[..] {
         features.read(part.feature, buffer.memory())?;
         return Ok(buffer);
@@ -320,7 +327,7 @@ fn unfit_tensor() -> BoxedFault {
 }
 
 fn too_large() -> BoxedFault {
-    faults::internal("a tensor would be larger than the address space")
+    faults::no_memory("a tensor would be larger than the address space")
 }
 
 fn product(sizes: &[usize]) -> Result<usize, BoxedFault> {

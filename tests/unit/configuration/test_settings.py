@@ -10,7 +10,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from service.configuration.control_groups import data_limit_bytes, num_processors
+from service.configuration import settings_reading
+from service.configuration.control_groups import num_processors
 from service.configuration.settings import COMMON, ENV_PREFIX, Settings
 from service.configuration.settings_reading import (
     FOREIGN_FLAGS,
@@ -381,14 +382,23 @@ def test_help_begins_with_what_most_people_need(capsys: pytest.CaptureFixture[st
     assert "--help=all" in text
 
 
-@pytest.mark.parametrize("name", ["TF_CPP_MIN_LOG_LEVEL", "OPENBLAS_NUM_THREADS"])
+@pytest.mark.parametrize("name", ["TF_CPP_MIN_LOG_LEVEL", "OPENBLAS_NUM_THREADS", "TF_MKL_ALLOC_MAX_BYTES"])
 def test_what_the_user_has_set_for_a_library_is_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "7")
-    prepare_libraries()
+    prepare_libraries(1 << 30)
     assert os.environ[name] == "7"
     monkeypatch.delenv(name)
-    prepare_libraries()
+    prepare_libraries(1 << 30)
     assert os.environ[name] != "7"
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(8 << 30, (8 << 30) - 1000 - (256 << 20)), (1000, 750)])
+def test_tensorflow_gets_what_other_memory_leaves(monkeypatch: pytest.MonkeyPatch, limit: int, expected: int) -> None:
+    monkeypatch.delenv("TF_MKL_ALLOC_MAX_BYTES", raising=False)
+    monkeypatch.setattr(settings_reading, "memory_limit_bytes", lambda: limit)
+    monkeypatch.setattr(settings_reading, "swap_bytes", lambda: 0)
+    prepare_libraries(1000)
+    assert os.environ["TF_MKL_ALLOC_MAX_BYTES"] == str(expected)
 
 
 SETTINGS = {setting.name for setting in dataclasses.fields(Settings)}
@@ -492,36 +502,15 @@ def test_a_quota_limits_the_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str], expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    _write(tmp_path, {"proc/self/cgroup": own} | {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+    for name, text in {
+        "proc/self/cgroup": own,
+        **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     assert num_processors(tmp_path) == expected
 
 
 def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
     assert num_processors(tmp_path) == len(os.sched_getaffinity(0))
-
-
-def _write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"sys/fs/cgroup/pod/memory.max": "512000"}, 512_000 + 350 * 1024),
-        ({"sys/fs/cgroup/pod/memory.max": "max"}, 1350 * 1024),
-        ({"proc/self/status": "VmData: 400 kB\n"}, None),
-    ],
-)
-def test_private_memory_is_limited_to_memory_and_swap(
-    tmp_path: Path, files: dict[str, str], expected: int | None
-) -> None:
-    system = {
-        "proc/meminfo": "MemTotal: 1000 kB\nSwapTotal: 50 kB\n",
-        "proc/self/status": "VmData: 400 kB\nRssAnon: 100 kB\n",
-        "proc/self/cgroup": "0::/pod\n",
-    }
-    _write(tmp_path, system | files)
-    assert data_limit_bytes(tmp_path) == expected

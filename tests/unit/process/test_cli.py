@@ -20,7 +20,7 @@ from service.configuration.settings_reading import installed_version
 from service.errors import ConfigConflict, ModelNotFound, VersionNotFound
 from service.process.app import HealthUpdates
 from service.process.model_lists import ModelLists
-from service.process.resources import FreedMemory
+from service.process.resources import FreedMemory, MemoryBound
 from service.versions.model_config import Latest, ModelConfig, Specific
 from service.versions.model_set import ModelSet
 from tests.conftest import Clock
@@ -65,7 +65,7 @@ def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
         module = types.ModuleType(name)
         vars(module)[server] = app
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(service.process.cli, "prepare_libraries", lambda: None)
+    monkeypatch.setattr(service.process.cli, "prepare_libraries", lambda max_bytes_in_flight: None)
     monkeypatch.setattr(service.process.cli, "set_signals", lambda log: None)
     monkeypatch.delenv("EMB_MODEL_BASE_PATH", raising=False)
     root = logging.getLogger()
@@ -388,6 +388,35 @@ def trims(*steps: int) -> list[bool]:
         freed.look(1, total)
         found.append(len(counted) > before)
     return found
+
+
+def bounds(root: Path, *looks: tuple[int, int]) -> list[int | None]:
+    """Returns the limit in kB after each look at a process that has mapped and holds so many kB of private memory."""
+    folders = {name: root / name for name in ("proc/self", "sys/fs/cgroup/pod")}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    (root / "proc/meminfo").write_text("MemTotal: 1000000 kB\nSwapTotal: 50 kB\n")
+    (root / "proc/self/cgroup").write_text("0::/pod\n")
+    (root / "sys/fs/cgroup/pod/memory.max").write_text(str(800_000 * 1024))
+    bound, found = MemoryBound(root), []
+    for mapped, held in looks:
+        (root / "proc/self/status").write_text(f"VmData: {mapped} kB\nRssAnon: {held} kB\n")
+        bytes_ = bound.bound_bytes()
+        found.append(bytes_ and bytes_ // 1024)
+    return found
+
+
+def test_private_memory_is_limited_to_that_of_the_control_group(tmp_path: Path) -> None:
+    # A tensor of 500,000 kB is being filled at the second look; from the third on, more threads have stacks. A map of a
+    # file is larger than memory.
+    looks = [(300, 100), (500_300, 100), (500_800, 500_100), (2_000_000, 500_100), *[(1_000, 100)] * 60]
+    spare = 64 << 10
+    expected = [800_250, 800_250, 800_250, 2_000_000 + spare, *[800_250] * 56, *[800_750] * 2, *[800_950] * 2]
+    assert bounds(tmp_path, *looks) == expected
+
+
+def test_without_its_figures_private_memory_is_not_limited(tmp_path: Path) -> None:
+    assert MemoryBound(tmp_path).bound_bytes() is None
 
 
 def test_freed_memory_is_returned_once_after_a_flood_of_bytes() -> None:

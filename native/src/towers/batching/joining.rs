@@ -13,6 +13,10 @@ use crate::plan::{self, Data, DataType, Dims, GraphOutput, Inputs, OutputData, S
 /// In [`Shapes`], stands for an inner size that may differ between the requests of a batch.
 const ANY_SIZE: usize = usize::MAX;
 
+/// Largest size in bytes of an input whose smaller rows are filled up. Requests whose batch would have a larger one run
+/// apart.
+const MAX_FILLED_UP: usize = 1 << 28;
+
 /// The meaning of the first dimension of a signature's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputKind {
@@ -169,6 +173,14 @@ impl Owned {
         usize::try_from(number).unwrap_or(0)
     }
 
+    /// Returns the size in memory of the element that fills up smaller rows.
+    fn filling_bytes(&self) -> usize {
+        match &self.elements {
+            Elements::Numbers(_) => self.dtype.size(),
+            Elements::Strings(strings) => size_of::<Vec<u8>>() + strings.first().map_or(0, Vec::len),
+        }
+    }
+
     /// Returns the number of bytes of one element of the first dimension; 1 for strings, which are counted one by one.
     fn stride(&self) -> usize {
         let inner: usize = self.dims.iter().skip(1).product();
@@ -209,16 +221,20 @@ fn owned(kind: InputKind, tensor: &plan::Tensor<'_>) -> Owned {
 }
 
 /// Joins rows of requests of equal [`Shapes`] to the inputs of one batch.
-pub fn join(kinds: &[InputKind], parts: &[(&OwnedInputs, Range<usize>)]) -> OwnedInputs {
+///
+/// # Errors
+/// With what fills up smaller rows, an input would have more than [`MAX_FILLED_UP`] bytes.
+pub fn join(kinds: &[InputKind], parts: &[(&OwnedInputs, Range<usize>)]) -> Result<OwnedInputs, BoxedFault> {
     let join_input = |(index, kind): (usize, &InputKind)| {
         let first = parts.first()?.0.0[index].as_ref()?;
         let pieces = parts
             .iter()
             .filter_map(|(inputs, rows)| Some((inputs.0[index].as_ref()?, inputs.range(index, *kind, rows))));
         let are_splits = matches!(kind, InputKind::Splits { .. });
-        Some(if are_splits { join_splits(pieces) } else { join_rows(first, pieces) })
+        Some(if are_splits { Ok(join_splits(pieces)) } else { join_rows(first, pieces) })
     };
-    OwnedInputs(kinds.iter().enumerate().map(join_input).collect())
+    let joined = kinds.iter().enumerate().map(|input| join_input(input).transpose());
+    Ok(OwnedInputs(joined.collect::<Result<_, _>>()?))
 }
 
 /// Joins the row splits of several requests, each moved by the number of ids before it.
@@ -238,7 +254,10 @@ fn join_splits<'a>(pieces: impl Iterator<Item = (&'a Owned, Range<usize>)>) -> O
 
 /// Joins ranges of tensors along their first dimension. Tensors of smaller inner sizes than the largest are filled up
 /// with the first element of the request's own tensor.
-fn join_rows<'a>(first: &Owned, pieces: impl Iterator<Item = (&'a Owned, Range<usize>)> + Clone) -> Owned {
+fn join_rows<'a>(
+    first: &Owned,
+    pieces: impl Iterator<Item = (&'a Owned, Range<usize>)> + Clone,
+) -> Result<Owned, BoxedFault> {
     let mut inner: Dims = first.dims.iter().skip(1).copied().collect();
     for (piece, _) in pieces.clone() {
         for (size, other) in inner.iter_mut().zip(piece.dims.iter().skip(1)) {
@@ -246,6 +265,11 @@ fn join_rows<'a>(first: &Owned, pieces: impl Iterator<Item = (&'a Owned, Range<u
         }
     }
     let is_alike = |piece: &Owned| piece.dims[1..] == inner[..];
+    let bytes = pieces.clone().map(|(piece, rows)| rows.len().saturating_mul(piece.filling_bytes()));
+    let bytes = inner.iter().fold(bytes.fold(0, usize::saturating_add), |all, size| all.saturating_mul(*size));
+    if bytes > MAX_FILLED_UP && !pieces.clone().all(|(piece, _)| is_alike(piece)) {
+        return Err(faults::no_memory("The requests of a batch differ too much in their shapes"));
+    }
     let mut count = 0;
     let elements = match &first.elements {
         Elements::Numbers(_) => {
@@ -288,7 +312,7 @@ fn join_rows<'a>(first: &Owned, pieces: impl Iterator<Item = (&'a Owned, Range<u
             Elements::Strings(joined)
         }
     };
-    Owned { dtype: first.dtype, dims: [count].into_iter().chain(inner).collect(), elements }
+    Ok(Owned { dtype: first.dtype, dims: [count].into_iter().chain(inner).collect(), elements })
 }
 
 /// Writes `rows` rows of inner sizes `from` as rows of the larger inner sizes `to`. `push` appends an element: that at a

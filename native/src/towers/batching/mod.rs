@@ -264,7 +264,7 @@ fn run_joined(tasks: &[Task<Call>], pads: bool) -> Result<(Vec<Vec<GraphOutput>>
     let padding = if pads { first.padding(num_rows) } else { 0 };
     let parts = Parts::new(tasks, padding);
     let is_whole = tasks.len() == 1 && padding == 0 && first.rows == num_rows;
-    let joined = (!is_whole).then(|| join(&first.kinds, &parts.inputs()));
+    let joined = (!is_whole).then(|| join(&first.kinds, &parts.inputs())).transpose()?;
     let inputs = joined.as_ref().unwrap_or(&first.inputs).borrowed();
     let read = plan.is_remote.then(|| RowsRead::join(&parts.rows_read(plan)));
     let batch = read.map(BatchPlace::of_rows);

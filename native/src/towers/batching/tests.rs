@@ -451,7 +451,7 @@ fn joined(kinds: &[InputKind], parts: &[(&OwnedInputs, std::ops::Range<usize>)],
     }
     let (last, rows) = parts.last().unwrap();
     let padding = std::iter::repeat_n((*last, rows.start..rows.start + 1), padding);
-    join(kinds, &parts.iter().cloned().chain(padding).collect::<Vec<_>>())
+    join(kinds, &parts.iter().cloned().chain(padding).collect::<Vec<_>>()).unwrap()
 }
 
 #[test]
@@ -481,6 +481,18 @@ fn inputs_of_unequal_inner_sizes_are_filled_up_with_their_own_first_element() {
     let word = owned(&ROWS, vec![strings(&[1, 1], &["c"])]);
     let found = joined(&ROWS, &[(&words, 0..1), (&word, 0..1)], 0);
     assert_eq!(found, owned(&ROWS, vec![strings(&[2, 2], &["a", "b", "c", "c"])]));
+}
+
+#[test]
+fn requests_run_apart_if_filling_up_takes_too_much_memory() {
+    const SIZE: usize = 1 << 14;
+    let tall = owned(&ROWS, vec![floats(&[1, SIZE, 1], &[1.0; SIZE])]);
+    let broad = owned(&ROWS, vec![floats(&[1, 1, SIZE], &[1.0; SIZE])]);
+    assert!(join(&ROWS, &[(&tall, 0..1), (&broad, 0..1)]).is_err());
+    assert!(join(&ROWS, &[(&tall, 0..1), (&tall, 0..1)]).is_ok());
+    let long = owned(&ROWS, vec![strings(&[1, 1], &["a".repeat(1 << 20).leak()])]);
+    let many = owned(&ROWS, vec![strings(&[1, SIZE], &["b"; SIZE])]);
+    assert!(join(&ROWS, &[(&long, 0..1), (&many, 0..1)]).is_err());
 }
 
 #[test]
