@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from loadtest.foreign.frameworks import keras3, spec, tf, tf_keras
+from loadtest.foreign.frameworks import keras3, save_module, tf, tf_keras
 from loadtest.foreign.kinds import Kind, Numbers, ids, padded, vocabulary, words
 from loadtest.foreign.models import ZOO, Keras
 
@@ -169,7 +169,7 @@ def two_towers_of_keras3(folder: Path) -> None:
     def score(user: Any, item: Any) -> Any:
         return {"score": tf.reduce_sum(query(user) * candidate(item), 1)}
 
-    users, items = spec("user", "string"), spec("item", "string")
+    users, items = tf.TensorSpec([None], "string", "user"), tf.TensorSpec([None], "string", "item")
     archive = keras.export.ExportArchive()
     archive.track(query)
     archive.track(candidate)
@@ -298,8 +298,6 @@ def tfrs_tpu_embedding(folder: Path) -> None:
     }
     layer = tfrs.layers.embedding.TPUEmbedding(features, embedding.SGD(learning_rate=0.1))
     tower = keras.Sequential([keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)])
-    module = tf.Module()
-    module.layers = [layer, tower]
 
     def vectors(user: Any, film: Any, seen: Any) -> Any:
         # tf.sparse.from_dense() drops zeros. The zeros of `seen` are padding, no ids.
@@ -310,8 +308,4 @@ def tfrs_tpu_embedding(folder: Path) -> None:
         found = vectors(user, film, seen)
         return {"score": tower(tf.concat([found["user"], found["film"], found["seen"]], 1))}
 
-    specs = [spec("user"), spec("film"), spec("seen", "int64", (None, 6))]
-    functions = {"vectors": vectors, "score": score}
-    module.functions = {key: tf.function(call, input_signature=specs) for key, call in functions.items()}
-    concrete = {key: function.get_concrete_function() for key, function in module.functions.items()}
-    tf.saved_model.save(module, str(folder), signatures=concrete)
+    save_module(folder, {"vectors": vectors, "score": score}, [layer, tower], seen=("int64", [None, 6]))

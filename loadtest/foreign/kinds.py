@@ -117,26 +117,6 @@ class Numbers(Kind):
         return {name: np.asarray(numbers).astype(specs[name].dtype)}
 
 
-@dataclass(frozen=True, slots=True)
-class Examples(Kind):
-    """Kind of an input of serialized tf.Examples; features: name of an int64 field -> number of different ids."""
-
-    features: Mapping[str, int]
-
-    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        lists = {
-            key: [draw.rng.integers(0, size, n).tolist() for n in draw.row_lengths()]
-            for key, size in self.features.items()
-        }
-        examples = []
-        for row in range(draw.num_rows):
-            example = tf.train.Example()
-            for key, rows in lists.items():
-                example.features.feature[key].int64_list.value.extend(rows[row])
-            examples.append(example.SerializeToString())
-        return {name: np.array(examples, object)}
-
-
 def vocabulary(prefix: str, size: int) -> list[str]:
     return [f"{prefix}{i}" for i in range(size)]
 
@@ -404,7 +384,8 @@ def judged(
     def ask(only: Mapping[str, Key]) -> bool:
         (name,) = only
         having = [signature for signature, specs in signatures.items() if name in specs]
-        signature = name if name in signatures else having[0]
+        # A field of a tf.Example is no input: then any signature has it.
+        signature = name if name in signatures else [*having, *signatures][0]
         requests = RandomRequests(signatures[signature], kinds, 0)
         return is_answered(signature, requests.of_key(only))
 

@@ -16,6 +16,7 @@ Keras = Literal["keras3", "tf_keras"]
 # Folder beside the versions of an original model, with a SavedModel whose signatures each answer the rows of one
 # feature.
 GATHERED = "gathered"
+MANIFEST = Path("assets.extra/lookup_manifest.json")
 # The reason why a model was skipped begins with these words.
 SKIPPED = "skipped: "
 _FILES = ("keras_models", "module_models", "row_models")

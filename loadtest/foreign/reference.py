@@ -14,6 +14,7 @@ from tensorflow.python.saved_model.loader_impl import SavedModelLoader, parse_sa
 
 from loadtest.foreign.comparing import Refused
 from loadtest.foreign.kinds import InputSpec, Tensors
+from loadtest.foreign.models import MANIFEST
 
 _LOST_VARIABLE = "Could not find variable"
 _OUTSIDE = "is not in [0, "
@@ -120,7 +121,6 @@ def _specs(inputs: Mapping[str, Any]) -> dict[str, InputSpec]:
     return found
 
 
-_MANIFEST = Path("assets.extra/lookup_manifest.json")
 _PARTS = ("ids", "row_splits", "weights")
 
 
@@ -187,9 +187,9 @@ def added_lookups(adopted: Path, reference: Reference, names: Mapping[str, Any])
       reference: a SavedModel with a signature for the rows of each feature.
       names: the original's signatures.
     """
-    if not (adopted / _MANIFEST).exists():
+    if not (adopted / MANIFEST).exists():
         return
-    manifest = json.loads((adopted / _MANIFEST).read_text())
+    manifest = json.loads((adopted / MANIFEST).read_text())
     signatures = manifest["signatures"]
     added = {name: entry["features"] for name, entry in signatures.items() if name not in names}
     specs = read_specs(adopted) if added else {}

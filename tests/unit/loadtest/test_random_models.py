@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loadtest.foreign.children import run_each
-from loadtest.foreign.comparing import Refused, Tally, compare, difference, ulps
+from loadtest.foreign.comparing import Refused, Tally, compare, difference
 from loadtest.foreign.kinds import (
     Draw,
     Edges,
@@ -142,21 +142,14 @@ def array(*numbers: float, dtype: str = "float32") -> np.ndarray:
 
 def test_answers_are_compared_bit_for_bit() -> None:
     nan = float("nan")
-    assert difference({"a": array(1, nan)}, {"a": array(1, nan)}) == ("", 0)
-    assert difference({"a": array(1, 1 + 2**-22)}, {"a": array(1, 1)}) == ("a: other numbers", 2)
+    assert difference({"a": array(1, nan)}, {"a": array(1, nan)}) == ""
+    assert difference({"a": array(1, 1 + 2**-22)}, {"a": array(1, 1)}) == "a: other numbers"
     # -0.0 equals 0.0, but has other bits.
-    assert difference({"a": array(-0.0)}, {"a": array(0.0)}) == ("a: other numbers", 0)
-    assert difference({"a": array(1)}, {"a": array(1, dtype="float64")})[0] == "a: float32[1] instead of float64[1]"
-    assert difference({"a": array(1)}, {"a": array(1, 2)})[0] == "a: float32[1] instead of float32[2]"
-    assert difference({"a": array(1)}, {"b": array(1)})[0] == "outputs ['a'] instead of ['b']"
-    assert difference({"a": array(b"x", dtype="O")}, {"a": array(b"y", dtype="O")})[0] == "a: other numbers"
-
-
-def test_ulps_are_counted_across_zero() -> None:
-    smallest = np.nextafter(np.float32(0), np.float32(1))
-    assert ulps(array(smallest), array(-smallest)) == 2
-    assert ulps(array(1, dtype="float16"), array(1 + 2**-10, dtype="float16")) == 1
-    assert ulps(array(5, dtype="int64"), array(6, dtype="int64")) == 0
+    assert difference({"a": array(-0.0)}, {"a": array(0.0)}) == "a: other numbers"
+    assert difference({"a": array(1)}, {"a": array(1, dtype="float64")}) == "a: float32[1] instead of float64[1]"
+    assert difference({"a": array(1)}, {"a": array(1, 2)}) == "a: float32[1] instead of float32[2]"
+    assert difference({"a": array(1)}, {"b": array(1)}) == "outputs ['a'] instead of ['b']"
+    assert difference({"a": array(b"x", dtype="O")}, {"a": array(b"y", dtype="O")}) == "a: other numbers"
 
 
 def test_a_refusal_is_held_against_a_refusal() -> None:
