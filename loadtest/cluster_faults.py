@@ -19,19 +19,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from loadtest.live_server import LiveServer, header, row, say
+from loadtest.live_server import JSON_TYPE, LiveServer, exchange, header, row, say
 from loadtest.network_hosts import LOOPBACK, Host
 from loadtest.operator_view import SEEN_WITHIN_S, OperatorView
+from loadtest.steady_load import Counts, SteadyLoad
 from model_export.remote.push import push
 from service.remote.address import StoreAddress
 from tests.integration.test_remote_push import large, layout_of
@@ -58,30 +59,18 @@ F = TypeVar("F")
 
 
 @dataclass
-class Tally:
+class Tally(Counts):
     """Counts of requests, rows and upserts while one fault lasts.
 
-    last_failure_s: the end of the last failed request, on time.monotonic(). worst_s: of the longest request. why: error
-    -> how often. versions: that answered. seen: what an operator saw at a server in ten seconds, and when.
+    wrong: rows. worst_s: of the longest request. seen: what an operator saw at a server in ten seconds, and when.
     """
 
     requests: int = 0
-    failed: int = 0
     stale_rows: int = 0
-    wrong_rows: int = 0
     upserts: int = 0
     failed_upserts: int = 0
-    begin_s: float = 0.0
-    last_failure_s: float = 0.0
     worst_s: float = 0.0
-    why: dict[str, int] = field(default_factory=dict)
-    versions: set[str] = field(default_factory=set)
     seen: str = ""
-
-    @property
-    def recovery_s(self) -> float:
-        """Seconds from the fault to the end of the last failed request; 0 if no request failed."""
-        return max(self.last_failure_s - self.begin_s, 0.0)
 
 
 class History:
@@ -126,7 +115,7 @@ def _cell(version: str, row: int) -> int:
     return int(version) * _CHANGED + row
 
 
-class Load:
+class Load(SteadyLoad):
     """Load of a fault test: threads that look up rows on two servers, and a thread that sends upserts.
 
     tally: their counts; the caller sets a new Tally for each fault. history: what they read and wrote.
@@ -137,57 +126,39 @@ class Load:
     """
 
     def __init__(self, servers: Sequence[LiveServer], rows: dict[str, np.ndarray], period_s: float) -> None:
+        super().__init__(*(partial(self._read, number) for number in range(_READERS)), self._write)
         self.tally = Tally()
         self.history = History()
         self._period_s = period_s
         self._servers = servers
         # Version -> its rows.
         self._rows = rows
-        self._changing = threading.Lock()
-        self._is_over = False
         # _sent: version -> number of the last upsert that was sent. _visible: version -> for each upsert, the time from
         # which it was visible, and its number.
         self._sent: dict[str, int] = dict.fromkeys(rows, 0)
         self._visible: dict[str, list[tuple[float, int]]] = {version: [] for version in rows}
-        self._threads = [threading.Thread(target=self._read, args=(n,)) for n in range(_READERS)]
-        self._threads.append(threading.Thread(target=self._write))
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over = True
-        for thread in self._threads:
-            thread.join()
 
     def _read(self, number: int) -> None:
         random = np.random.default_rng(number)
-        server = _Connection(self._servers[number % len(self._servers)].http.removeprefix("http://"))
+        server = _connection(self._servers[number % len(self._servers)].http)
         changed = np.arange(_CHANGED)
         num_rows = min(len(rows) for rows in self._rows.values())
         begin_s = noted_s = 0.0
-        while not self._is_over:
-            time.sleep(max(0.0, begin_s + self._period_s - time.monotonic()))
+        while not self.is_over.wait(max(0.0, begin_s + self._period_s - time.monotonic())):
             ids = np.concatenate([changed, random.integers(_CHANGED, num_rows, _IDS)])
             tally, begin_s = self.tally, time.monotonic()
-            status, version, answer = server.post("/v1/models/toy:lookup", {"features": {"user": ids.tolist()}})
-            end_s = time.monotonic()
-            with self._changing:
+            status, version, answer = _post(server, "/v1/models/toy:lookup", {"features": {"user": ids.tolist()}})
+            with self.counting:
                 tally.requests += 1
-                tally.worst_s = max(tally.worst_s, end_s - begin_s)
+                tally.worst_s = max(tally.worst_s, time.monotonic() - begin_s)
                 if status != 200:
-                    tally.failed += 1
-                    tally.last_failure_s = end_s
-                    why = str(answer.get("error", answer))[:120]
-                    tally.why[why] = tally.why.get(why, 0) + 1
+                    tally.fail(str(answer.get("error", answer)))
                     continue
             found = np.array(answer["embeddings"]["user"], np.float32)
             numbers = self._judge(tally, version, begin_s, ids, found)
             if begin_s >= noted_s + _NOTED_EVERY_S:
                 noted_s = begin_s
-                with self._changing:
+                with self.counting:
                     self.history.read(version, numbers, begin_s, time.monotonic())
         server.close()
 
@@ -197,7 +168,7 @@ class Load:
         numbers = []
         wrong = int((found[_CHANGED:] != rows[ids[_CHANGED:]]).any(axis=1).sum())
         stale = 0
-        with self._changing:
+        with self.counting:
             sent = self._sent[version]
             due = max((n for at_s, n in self._visible[version] if at_s + _STALE_S <= begin_s), default=0)
         for vector, own in zip(found[:_CHANGED], rows[:_CHANGED], strict=True):
@@ -208,62 +179,51 @@ class Load:
                 wrong += 1
             stale += number < due
             numbers.append(number)
-        with self._changing:
-            tally.versions.add(version)
-            tally.wrong_rows += wrong
+        with self.counting:
+            tally.versions[int(version)] += 1
+            tally.wrong += wrong
             tally.stale_rows += stale
         return numbers
 
     def _write(self) -> None:
-        server = _Connection(self._servers[0].admin)
-        while not self._is_over:
-            time.sleep(_UPSERT_EVERY_S)
-            with self._changing:
+        server = _connection(self._servers[0].admin)
+        while not self.is_over.wait(_UPSERT_EVERY_S):
+            with self.counting:
                 # Only the answer says which version the upsert changed, so until then the number counts as sent to both
                 # versions.
                 number = max(self._sent.values()) + 1
                 self._sent = dict.fromkeys(self._sent, number)
                 tally = self.tally
             body = {"ids": list(range(_CHANGED)), "rows": [[number, -number]] * _CHANGED}
-            status, _, answer = server.post("/v1/models/toy/tables/user:upsert", body)
-            with self._changing:
+            status, _, answer = _post(server, "/v1/models/toy/tables/user:upsert", body)
+            with self.counting:
                 tally.upserts += 1
-                is_visible = status == 200 and answer["is_visible"]
-                if is_visible:
+                tally.failed_upserts += status != 200
+                if status == 200 and answer["is_visible"]:
                     self.history.change(str(answer["version"]), number, time.monotonic())
+                    self._visible[str(answer["version"])].append((time.monotonic(), number))
                 else:
                     for version in self._rows:
                         self.history.change(version, number, None)
-                if status == 200 and answer["is_visible"]:
-                    self._visible[str(answer["version"])].append((time.monotonic(), number))
-                elif status != 200:
-                    tally.failed_upserts += 1
         server.close()
 
 
-class _Connection:
-    """An HTTP connection that is opened anew after a fault."""
+def _connection(address: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._connection: http.client.HTTPConnection | None = None
 
-    def post(self, path: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
-        """Posts JSON; returns status, model version and answer. Without an answer: status 0 and the error's text."""
-        try:
-            if self._connection is None:
-                self._connection = http.client.HTTPConnection(self._address, timeout=30)
-            self._connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-            answer = self._connection.getresponse()
-            return answer.status, answer.headers.get("X-Model-Version", ""), json.loads(answer.read())
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            return 0, "", {"error": f"{type(error).__name__}: {error}"}
+def _post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
+    """Posts JSON; returns status, model version and answer. Without an answer: status 0 and the error's text.
 
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
+    After an error, the next request opens the connection anew.
+    """
+    try:
+        connection.request("POST", path, json.dumps(body), dict(JSON_TYPE))
+        answer = connection.getresponse()
+        return answer.status, answer.headers.get("X-Model-Version", ""), json.loads(answer.read())
+    except (OSError, http.client.HTTPException) as error:
+        connection.close()
+        return 0, "", {"error": f"{type(error).__name__}: {error}"}
 
 
 @dataclass
@@ -451,15 +411,9 @@ def flip_version(stage: Stage) -> None:
     """Pushes a newer version, moves it to where servers look for versions, and waits until both answer with it."""
     push(stage.newer, stage.address, model="toy", tables=["user"])
     stage.newer.rename(stage.models / "2")
-    until(lambda: all(_has_version(server.http.removeprefix("http://"), "2") for server in stage.servers))
+    asked = ("/v1/models/toy/versions/2:lookup", b'{"features": {"user": [0]}}')
+    until(lambda: all(exchange(server.http, *asked)[0] == 200 for server in stage.servers))
     stage.wait()
-
-
-def _has_version(address: str, version: str) -> bool:
-    server = _Connection(address)
-    _, found, _ = server.post("/v1/models/toy:lookup", {"features": {"user": [0]}})
-    server.close()
-    return found == version
 
 
 # flip_version is last, because its new version stays, and because upserts of the other faults change the newest
@@ -528,7 +482,7 @@ def run(
         time.sleep(seconds)
         show(NO_FAULT, load.tally)
         for fault in faults:
-            load.tally = tally = Tally(begin_s=time.monotonic())
+            load.tally = tally = Tally()
             server = stage.servers[0]
             with OperatorView(server.http, server.records, ["toy"], seen_within_s) as stage.view:
                 fault(stage)
@@ -540,7 +494,7 @@ def run(
             stage.losses_s.clear()
             # The old tally stays open for a while: requests that are under way when the fault ends count for this
             # fault.
-            load.tally = Tally(begin_s=time.monotonic())
+            load.tally = Tally()
             time.sleep(settled_s)
             show(fault.__name__, tally)
     return load.history
@@ -566,8 +520,8 @@ def shown(about: str, faults: Mapping[str, F], run_all: Callable[..., History]) 
 
     def show(name: str, tally: Tally) -> None:
         nonlocal is_bad
-        is_bad |= tally.wrong_rows > 0 or (name != NO_FAULT and not tally.seen)
-        counts = (tally.requests, tally.failed, tally.stale_rows, tally.wrong_rows, tally.upserts, tally.failed_upserts)
+        is_bad |= tally.wrong > 0 or (name != NO_FAULT and not tally.seen)
+        counts = (tally.requests, tally.failed, tally.stale_rows, tally.wrong, tally.upserts, tally.failed_upserts)
         say(row(name, *counts, f"{tally.recovery_s:.1f}", f"{tally.worst_s * 1e3:.0f}", tally.seen))
         for why, count in tally.why.items():
             sys.stderr.write(f"    {count} x {why}\n")

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadtest.network_hosts import LOOPBACK, Host
+
 ROOT = Path(__file__).parents[1]
 # Seconds to wait until the server is ready: enough for a slow machine to import TensorFlow.
 _PATIENCE_S = 180
@@ -53,21 +55,23 @@ class Held:
 
 
 class LiveServer:
-    """A process of `python -m service` on free ports of this machine; the `with` block always stops it.
+    """A process of `python -m service`, by default on free ports of this machine; the `with` block always stops it.
 
     Args:
       flags: flags of the server in addition to those for ports and log.
       root: the folder whose `service` is run; the installed package is, if it has none.
       python: the interpreter that runs the server.
+      host: where it runs.
 
     records: the parsed lines of its log. faults: error that the server logged -> how often; of a text only the end is
     kept, which has the cause.
     """
 
-    def __init__(self, *flags: str, root: Path = ROOT, python: str = sys.executable) -> None:
-        where = ["--host=127.0.0.1", "--port=auto", "--rest_api_port=auto", "--admin_port=auto", "--log_format=json"]
+    def __init__(self, *flags: str, root: Path = ROOT, python: str = sys.executable, host: Host = LOOPBACK) -> None:
+        where = [f"--host={host.address}", "--port=auto", "--rest_api_port=auto", "--admin_port=auto"]
+        self._host = host
         self._process = subprocess.Popen(
-            [python, "-m", "service", *where, *flags],
+            [*host.prefix, python, "-m", "service", *where, "--log_format=json", *flags],
             cwd=root,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -105,12 +109,12 @@ class LiveServer:
 
     def ready(self) -> LiveServer:
         """Waits until every model answers; raises RuntimeError if the server ends or takes too long."""
-        self._wait_for_ports()
+        url = f"{self.http}/readyz"
         end_s = time.monotonic() + _PATIENCE_S
         reason = ""
         while self.is_alive and time.monotonic() < end_s:
             try:
-                with urllib.request.urlopen(f"{self.http}/readyz", timeout=5, context=client_context()):
+                with urllib.request.urlopen(url, timeout=5, context=client_context()):
                     return self
             except urllib.error.HTTPError as error:
                 reason = error.read().decode()
@@ -119,26 +123,26 @@ class LiveServer:
             time.sleep(0.05)
         raise RuntimeError(f"the server is not ready: {reason or self._last_line}")
 
-    def _wait_for_ports(self) -> None:
+    @property
+    def ports(self) -> dict[str, int]:
+        """The numbers of http_port, grpc_port and admin_port, once the server listens; RuntimeError if it ends."""
         self._is_listening.wait(_PATIENCE_S)
         if not self._ports:
             raise RuntimeError(f"the server is not ready: {self._last_line}")
+        return self._ports
 
     @property
     def http(self) -> str:
         """The server's HTTP address, the first part of a URL."""
-        self._wait_for_ports()
-        return f"{self._scheme}://127.0.0.1:{self._ports['http_port']}"
+        return f"{self._scheme}://{self._host.address}:{self.ports['http_port']}"
 
     @property
     def admin(self) -> str:
-        self._wait_for_ports()
-        return f"127.0.0.1:{self._ports['admin_port']}"
+        return f"{self._host.address}:{self.ports['admin_port']}"
 
     @property
     def grpc(self) -> str:
-        self._wait_for_ports()
-        return f"127.0.0.1:{self._ports['grpc_port']}"
+        return f"{self._host.address}:{self.ports['grpc_port']}"
 
     @property
     def is_alive(self) -> bool:
@@ -157,12 +161,18 @@ class LiveServer:
         """Reads the resources that the server's process holds now (Linux)."""
         return held_by(self.pid)
 
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def __enter__(self) -> LiveServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.is_alive:
-            self._process.send_signal(signal.SIGTERM)
+        self.stop()
+
+    def stop(self) -> None:
+        """Stops the server by SIGTERM, as an orchestrator does, and waits until its process has ended."""
+        self.signal(signal.SIGTERM)
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:

@@ -21,10 +21,9 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from loadtest.attacks import targets as peers
 from loadtest.attacks.cases import CASES
 from loadtest.attacks.measuring import Result, Victim, measure
-from loadtest.attacks.targets import Target
+from loadtest.attacks.targets import Target, ours, pin, targets_of
 from loadtest.live_server import header, row, say
 
 # Limits for an attack on this project's server: the longest wait of the other client (the victim), that wait's ratio to
@@ -52,7 +51,7 @@ def main() -> int:
     with ExitStack() as stack:
         targets = _targets(options, flags, stack)
         for target in targets if options.server_cpus else []:
-            peers.pin(target.pids, _cpus(options.server_cpus))
+            pin(target.pids, _cpus(options.server_cpus))
         return _run(targets, names, options)
 
 
@@ -79,13 +78,13 @@ def _targets(options: argparse.Namespace, flags: list[str], stack: ExitStack) ->
     if options.grpc or options.http:
         host = (options.grpc or options.http).rpartition(":")[0].strip("[]")
         ports = [int(where.rpartition(":")[2]) if where else None for where in (options.grpc, options.http)]
-        return peers.targets_of(host, ports[0], ports[1], options.model, options.feature, tuple(options.pid))
+        return targets_of(host, ports[0], ports[1], options.model, options.feature, tuple(options.pid))
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attacks-")))
-    return stack.enter_context(peers.ours(folder, options.threads, flags))
+    return stack.enter_context(ours(folder, options.threads, flags))
 
 
 def _run(targets: list[Target], names: list[str], options: argparse.Namespace) -> int:
-    say(header("case", "peer", "quiet, ms", "attacked, ms", "memory, MiB", "the attacker got", "sent, MB"))
+    say(header("case", "port", "quiet, ms", "attacked, ms", "memory, MiB", "the attacker got", "sent, MB"))
     beyond = []
     for name in names:
         for target in targets:

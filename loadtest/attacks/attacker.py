@@ -225,9 +225,10 @@ class Attacker:
             for conn in conns:
                 conn.wait(min(time.monotonic() + 0.001, self.end_s))
 
-    def again_and_again(self, request: bytes) -> None:
+    def again_and_again(self, request: bytes, *, is_admin: bool = False) -> None:
+        """Sends a request on one new connection after another, and waits for each answer."""
         while not self.is_over:
-            conn = self.connect()
+            conn = self.connect(is_admin=is_admin)
             if conn is None:
                 time.sleep(0.01)
                 continue

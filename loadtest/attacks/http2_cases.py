@@ -10,17 +10,7 @@ from typing import Any
 
 from loadtest.attacks import frames
 from loadtest.attacks.attacker import Attacker, Cases, Conn, Port, gzipped_zeros, repeated
-from loadtest.attacks.frames import (
-    ACK,
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    INITIAL_WINDOW_SIZE,
-    PING,
-    PRIORITY,
-)
+from loadtest.attacks.frames import ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, PING
 from loadtest.attacks.targets import Target
 
 CASES = Cases()
@@ -102,7 +92,7 @@ def _promises(attacker: Attacker) -> Iterator[bytes]:
 
 
 def _priority(target: Target, stream: int) -> bytes:
-    return frames.frame(PRIORITY, 0, stream, bytes([0, 0, 0, 0, 16]))
+    return frames.frame(frames.PRIORITY, 0, stream, bytes([0, 0, 0, 0, 16]))
 
 
 def _overflown(size: int) -> Callable[[Target, int], bytes]:

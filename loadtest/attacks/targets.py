@@ -8,7 +8,8 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -36,7 +37,6 @@ class Target:
     model, feature: what the small request reads, on a server of this project; its table has the feature's name.
     """
 
-    peer: str
     wire: Wire
     host: str
     port: int
@@ -46,7 +46,7 @@ class Target:
     is_grpc: bool = False
     is_tls: bool = False
     takes_http1: bool = False
-    pids: tuple[int, ...] = field(default=())
+    pids: tuple[int, ...] = ()
     admin_port: int = 0
     credentials: bytes = b""
     model: str = ""
@@ -54,10 +54,9 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The name of the server; with TLS, also the protocol."""
-        if self.admin_port:
-            return f"{self.peer} reference"
-        return f"{self.peer} {self.wire}" if self.is_tls else self.peer
+        """The protocol of the port; "reference" for the victim's requests to a reference server."""
+        wire = "reference" if self.admin_port else "h2c" if self.takes_http1 else self.wire
+        return f"{wire} over TLS" if self.is_tls else wire
 
     def connect(self, *, receive_bytes: int | None = None) -> socket.socket:
         """Opens a connection to the port, with TLS if the port uses it.
@@ -144,16 +143,16 @@ def targets_of(
     Args:
       model, feature: what the victim looks up; ids 0 and 1 must be in its table.
     """
+    one = partial(Target, host=host, model=model, feature=feature, pids=pids)
     found = []
     if grpc_port:
         small, large = (_message(model, feature, ids) for ids in ([1], [1] * _LARGE_IDS))
-        named = Target("ours", "http2", host, grpc_port, PREDICT_METHOD, small, large, is_grpc=True, pids=pids)
-        found.append(replace(named, model=model, feature=feature))
+        found.append(one("http2", port=grpc_port, path=PREDICT_METHOD, body=small, large_body=large, is_grpc=True))
     if http_port:
         small, large = (json.dumps({"features": {feature: ids}}).encode() for ids in ([1], [1] * _LARGE_IDS))
-        named = Target("ours", "http1", host, http_port, f"/v1/models/{model}:lookup", small, large, pids=pids)
-        found.append(replace(named, model=model, feature=feature))
-        found.append(replace(found[-1], peer="ours h2c", wire="http2", takes_http1=True))
+        path = f"/v1/models/{model}:lookup"
+        found.append(one("http1", port=http_port, path=path, body=small, large_body=large))
+        found.append(replace(found[-1], wire="http2", takes_http1=True))
     return found
 
 
@@ -161,9 +160,8 @@ def reference_of(
     host: str, http_port: int, admin_port: int, model: str, feature: str, pids: tuple[int, ...] = ()
 ) -> Target:
     """Returns a server with the file of write_callers() as a target, whose victim asks for a model's status."""
-    path = f"/v1/models/{model}"
-    signed = Target("ours", "http1", host, http_port, path, pids=pids, admin_port=admin_port, credentials=_CREDENTIALS)
-    return replace(signed, model=model, feature=feature)
+    named = Target("http1", host, http_port, f"/v1/models/{model}", model=model, feature=feature)
+    return replace(named, pids=pids, admin_port=admin_port, credentials=_CREDENTIALS)
 
 
 def write_callers(folder: Path) -> Path:
@@ -207,8 +205,8 @@ def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]
         signed = stack.enter_context(
             LiveServer(*given, f"--auth_config={write_callers(folder)}", f"--delta_journal_dir={folder}")
         ).ready()
-        http_port, admin_port = (int(where.rpartition(":")[2]) for where in (signed.http, signed.admin))
-        found.append(reference_of(HOST, http_port, admin_port, _MODEL, _FEATURE, (signed.pid,)))
+        ports = signed.ports
+        found.append(reference_of(HOST, ports["http_port"], ports["admin_port"], _MODEL, _FEATURE, (signed.pid,)))
         config = write_ssl_config(folder)
         if config is None:
             yield found
@@ -220,8 +218,8 @@ def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]
 
 
 def _of_server(server: LiveServer) -> list[Target]:
-    grpc_port, http_port = (int(where.rpartition(":")[2]) for where in (server.grpc, server.http))
-    return targets_of(HOST, grpc_port, http_port, _MODEL, _FEATURE, (server.pid,))
+    ports = server.ports
+    return targets_of(HOST, ports["grpc_port"], ports["http_port"], _MODEL, _FEATURE, (server.pid,))
 
 
 def secured(targets: list[Target]) -> list[Target]:
