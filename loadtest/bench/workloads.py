@@ -165,6 +165,11 @@ class Wire:
     encode: Callable[[str, Arrays], Encoded]
     decode: Callable[[bytes, dict[str, str]], Arrays]
 
+    @property
+    def port(self) -> str:
+        """The name of the server's port."""
+        return "grpc_port" if self.is_grpc else "http_port"
+
 
 def _encode_grpc(workload: str, inputs: Arrays) -> Encoded:
     values = {name: array.tolist() for name, array in inputs.items()}
@@ -172,13 +177,14 @@ def _encode_grpc(workload: str, inputs: Arrays) -> Encoded:
     return message.SerializeToString(), ()
 
 
-def decode_grpc(body: bytes, _headers: dict[str, str]) -> Arrays:
-    """Decodes the outputs in a PredictResponse, which must all be float32 values in float_val."""
-    answer = message_classes()[1].FromString(body)
-    return {
-        name: np.array(tensor.float_val, np.float32).reshape([dim.size for dim in tensor.tensor_shape.dim])
-        for name, tensor in answer.outputs.items()
-    }
+def _decode_grpc(body: bytes, _headers: dict[str, str]) -> Arrays:
+    """Decodes the outputs in a PredictResponse, which must all be float32 values."""
+    found = {}
+    for name, tensor in message_classes()[1].FromString(body).outputs.items():
+        content = tensor.tensor_content
+        values = np.frombuffer(content, "<f4") if content else np.array(tensor.float_val, np.float32)
+        found[name] = values.reshape([dim.size for dim in tensor.tensor_shape.dim])
+    return found
 
 
 def _by_row(inputs: Arrays) -> dict[str, Any]:
@@ -279,10 +285,10 @@ def _decode_binary(body: bytes, headers: dict[str, str]) -> Arrays:
     return found
 
 
-GRPC = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc, decode_grpc)
+GRPC = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc, _decode_grpc)
 JSON = Wire(False, lambda _: f"/v1/models/{MODEL}:{LOOKUP}", _encode_json, _decode_json)
 REST = Wire(False, lambda _: f"/v1/models/{MODEL}:predict", _encode_rest, _decode_rest)
-GRPC_KEYS = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc_keys, decode_grpc)
+GRPC_KEYS = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc_keys, _decode_grpc)
 JSON_KEYS = Wire(False, JSON.path, _encode_json_keys, _decode_json)
 INFER = Wire(True, lambda _: INFER_METHOD, _encode_infer, _decode_infer)
 INFER_JSON = Wire(False, lambda _: f"/v2/models/{MODEL}/infer", _encode_infer_json, _decode_infer_json)

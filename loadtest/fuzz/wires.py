@@ -29,40 +29,21 @@ from loadtest.model_samples import ServedModel
 from loadtest.wire import INFER_METHOD, PREDICT_METHOD, framed, message_class
 
 # gRPC codes by which a server may refuse a mutated request; any other error is a wrong reaction.
-REFUSALS = {
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.OUT_OF_RANGE,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
+_REFUSALS = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED"}
+_REFUSALS |= {"UNIMPLEMENTED"}
 _HTTP_REFUSALS = {400, 404, 413, 501}
+# Method -> the name of its answer.
 _RESPONSES = {
-    "Predict": "PredictResponse",
     "Classify": "ClassificationResponse",
     "Regress": "RegressionResponse",
-    "MultiInference": "MultiInferenceResponse",
-    "GetModelMetadata": "GetModelMetadataResponse",
-    "GetModelStatus": "GetModelStatusResponse",
     "HandleReloadConfigRequest": "ReloadConfigResponse",
+    **{name: f"{name}Response" for name in ("Predict", "MultiInference", "GetModelMetadata", "GetModelStatus")},
 }
 # Maps a DataType number to the TensorProto field of its values, and to its bytes per value in tensor_content.
 _VALUES = {
-    1: ("float_val", 4),
-    2: ("double_val", 8),
-    3: ("int_val", 4),
-    4: ("int_val", 1),
-    5: ("int_val", 2),
-    6: ("int_val", 1),
-    7: ("string_val", 0),
-    9: ("int64_val", 8),
-    10: ("bool_val", 1),
-    14: ("half_val", 2),
-    17: ("int_val", 2),
-    19: ("half_val", 2),
-    22: ("uint32_val", 4),
-    23: ("uint64_val", 8),
+    **{1: ("float_val", 4), 2: ("double_val", 8), 3: ("int_val", 4), 7: ("string_val", 0), 9: ("int64_val", 8)},
+    **dict.fromkeys((4, 6), ("int_val", 1)) | dict.fromkeys((5, 17), ("int_val", 2)),
+    **{10: ("bool_val", 1), **dict.fromkeys((14, 19), ("half_val", 2)), 22: ("uint32_val", 4), 23: ("uint64_val", 8)},
 }
 
 
@@ -134,7 +115,7 @@ def of_grpc_error(code: grpc.StatusCode, text: str) -> Verdict:
     if code is grpc.StatusCode.UNAVAILABLE and text.startswith("The server is overloaded"):
         # On a busy machine the server's queues may be full.
         return Verdict(code.name)
-    if code not in REFUSALS:
+    if code.name not in _REFUSALS:
         return Verdict(code.name, f"{code.name}: {text}")
     return Verdict(code.name, "" if text else f"{code.name} without an error text")
 

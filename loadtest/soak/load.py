@@ -20,9 +20,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from loadtest.attacks.cases import CASES
 from loadtest.attacks.measuring import attacking
-from loadtest.attacks.targets import targets_of
+from loadtest.attacks.targets import HOST, targets_of
 from loadtest.bench.workloads import MODEL, WORKLOADS, Data
-from loadtest.live_server import exchange
+from loadtest.live_server import LiveServer, exchange
 from loadtest.soak.calls import SMALL_LOOKUP, Calls
 from loadtest.soak.report import Tally
 
@@ -161,16 +161,13 @@ _OVERTIME_S = 60.0
 _FLOOD = "flood"
 
 
-def flood(grpc_address: str, http_address: str, tally: Tally, stop: threading.Event, *, interval_s: float) -> None:
+def flood(server: LiveServer, tally: Tally, stop: threading.Event, *, interval_s: float) -> None:
     """Runs the attacks of `loadtest.attacks` in turn, 3 s each, until `stop` is set.
 
     Args:
-      grpc_address, http_address: host:port of the server's listeners without TLS.
       interval_s: seconds from the end of an attack to the start of the next.
     """
-    host = grpc_address.rpartition(":")[0]
-    ports = (int(address.rpartition(":")[2]) for address in (grpc_address, http_address))
-    targets = targets_of(host, *ports, MODEL, _FEATURE, ())
+    targets = targets_of(HOST, server.ports["grpc_port"], server.ports["http_port"], MODEL, _FEATURE, ())
     rounds = itertools.cycle([(name, target) for name in CASES for target in targets if CASES[name].fits(target)])
     while not stop.wait(interval_s):
         name, target = next(rounds)
@@ -205,20 +202,16 @@ def free_row(data: Data) -> int:
     return next(row for row in range(data.sizes.tables[_TABLE][0]) if row not in used)
 
 
-def upsert(admin: str, address: str, data: Data, tally: Tally, stop: threading.Event, *, interval_s: float) -> None:
-    """Changes one row every interval_s seconds, until `stop` is set.
-
-    Args:
-      admin, address: host:port of the admin listener and of the HTTP listener.
-    """
+def upsert(server: LiveServer, data: Data, tally: Tally, stop: threading.Event, *, interval_s: float) -> None:
+    """Changes one row every interval_s seconds, until `stop` is set."""
     row, dim = free_row(data), data.sizes.tables[_TABLE][1]
     number = 0
     while not stop.wait(interval_s):
         number += 1
         wanted = np.full(dim, number, np.float32).tolist()
         try:
-            _post(admin, f"/v1/models/{MODEL}/tables/{_TABLE}:upsert", {"ids": [row], "rows": [wanted]})
-            outcome = _seen(address, row, wanted, stop)
+            _post(server.admin, f"/v1/models/{MODEL}/tables/{_TABLE}:upsert", {"ids": [row], "rows": [wanted]})
+            outcome = _seen(server.http, row, wanted, stop)
         except Exception as error:
             tally.failed(_UPSERT, f"{type(error).__name__} {error}")
             continue
