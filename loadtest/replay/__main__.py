@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from loadtest.live_server import ROOT, LiveServer, export_demo, say
 from loadtest.model_samples import ask
@@ -117,7 +117,7 @@ def _replay(options: argparse.Namespace) -> int:
     intended, about = [] if options.strict else read_intended(), json.loads((options.corpus / _ABOUT).read_text())
     say(f"recorded from {about['server']}, seed {about['seed']}, flags {about['flags']}")
     forms = sorted(file.name.removesuffix(_LINES) for file in options.corpus.glob(f"*{_LINES}"))
-    groups: dict[tuple[tuple[str, str, str], ...], list[_Finding]] = {}
+    groups: dict[tuple[tuple[str, str, str], ...], list[tuple[Request, list[Difference]]]] = {}
     total = 0
     mask = without_nan_signs if options.any_nan_sign else str
     flags = (*about["flags"], *options.server_flags)
@@ -136,28 +136,19 @@ def _replay(options: argparse.Namespace) -> int:
                     say(f"{request.text()}\n\nrecorded: {recorded}\nnow: {client.send(request)}")
                 if left:
                     key = tuple((one.part, _shape(one.was), _shape(one.now)) for one in left)
-                    groups.setdefault(key, []).append(_Finding(request, left))
+                    groups.setdefault(key, []).append((request, left))
             total += counts["different"]
             say(f"{form}: {counts.total()} requests, {dict(counts)}")
     for findings in sorted(groups.values(), key=len, reverse=True):
-        forms = Counter(finding.request.form for finding in findings)
-        request = findings[0].request
-        say(
-            f"\nDIFFERENT {len(findings)} times, {dict(forms)}; {request.form}, {request.name}: {request.text()!r:.300}"
-        )
-        for one in findings[0].differences:
+        counts, (request, left) = Counter(found.form for found, _ in findings), findings[0]
+        first = f"{request.form}, {request.name}: {request.text()!r:.300}"
+        say(f"\nDIFFERENT {len(findings)} times, {dict(counts)}; {first}")
+        for one in left:
             say(f"  {one.part}: was {one.was!r:.300}, now {one.now!r:.300}")
     for change in intended:
         say(f"intended, {change.used} times: {change.reason}")
     say(f"{total} answers differ" if total else "ok")
     return 1 if total else 0
-
-
-class _Finding(NamedTuple):
-    """A request whose answer differs in a way that nobody intended."""
-
-    request: Request
-    differences: list[Difference]
 
 
 def _compared(

@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from h2.events import StreamReset
 from h2.exceptions import ProtocolError
 from hpack import NeverIndexedHeaderTuple
 
@@ -87,9 +86,7 @@ class Exchanges:
 
     def __init__(self, server: LiveServer) -> None:
         self._server = server
-        self._http_port = int(server.http.rpartition(":")[2])
-        self._grpc_port = int(server.grpc.rpartition(":")[2])
-        self._http = http.client.HTTPConnection("127.0.0.1", self._http_port, timeout=_TIMEOUT_S)
+        self._http = http.client.HTTPConnection("127.0.0.1", server.ports["http_port"], timeout=_TIMEOUT_S)
         self._grpc: H2Client | None = None
 
     def send(self, request: Request) -> Stored:
@@ -131,18 +128,12 @@ class Exchanges:
 
     def _send_grpc(self, request: Request) -> Stored:
         if self._grpc is None:
-            self._grpc = H2Client(self._grpc_port)
+            self._grpc = H2Client(self._server.ports["grpc_port"])
             # Texts of errors may end with a space, which this client otherwise takes for a protocol error.
             self._grpc.h2.config.validate_inbound_headers = False
         client = self._grpc
-        headers = {
-            ":method": "POST",
-            ":scheme": "http",
-            ":path": request.path,
-            ":authority": "test",
-            "te": "trailers",
-            "content-type": "application/grpc",
-        } | dict(request.headers)
+        headers = {":method": "POST", ":scheme": "http", ":path": request.path, ":authority": "test"}
+        headers |= {"te": "trailers", "content-type": "application/grpc", **dict(request.headers)}
         stream_id = client.h2.get_next_available_stream_id()
         # Headers that are never indexed leave no state on the connection: grpcio remembers that one was malformed.
         client.h2.send_headers(stream_id, [NeverIndexedHeaderTuple(*pair) for pair in headers.items() if pair[1]])
@@ -154,18 +145,13 @@ class Exchanges:
         while not answer.is_over and not client.is_closed:
             client.receive()
         client.answers.clear()
-        resets = [
-            int(event.error_code)
-            for event in client.events
-            if isinstance(event, StreamReset) and event.stream_id == stream_id
-        ]
         client.events.clear()
         if not answer.is_over:
             raise ConnectionError("the server closed the connection")
         if client.is_closed:
             self._close()
         found = sorted([name, value] for name, value in answer.headers.items())
-        return {"headers": found, "body": _text(answer.data), "reset": resets[0] if resets else None}
+        return {"headers": found, "body": _text(answer.data), "reset": answer.reset}
 
     def _close(self) -> None:
         self._http.close()
