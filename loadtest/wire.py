@@ -64,9 +64,7 @@ def message_classes() -> tuple[type[Any], type[Any]]:
 
 def predict_request(request_class: type[Any], model: str, signature: str, tensors: dict[str, list[int]]) -> Any:
     """Makes a PredictRequest of int64 tensors of rank 1."""
-    request = request_class()
-    request.model_spec.name = model
-    request.model_spec.signature_name = signature
+    request = request_class(model_spec={"name": model, "signature_name": signature})
     for name, values in tensors.items():
         tensor = request.inputs[name]
         tensor.dtype = DT_INT64

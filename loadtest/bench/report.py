@@ -90,12 +90,9 @@ def commit() -> str:
 def machine() -> dict[str, Any]:
     """Describes the machine by its processor, cores and Python version, without its host name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "processor": names[0] if names else platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-    }
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    model = [*models, platform.machine()][0]
+    return {"processor": model, "cores": os.cpu_count(), "python": platform.python_version()}
 
 
 def headline(rounds: int, seconds: float, connections: int) -> str:

@@ -29,7 +29,6 @@ class Options:
     rounds: int
     seconds: float
     connections: int
-    streams: int
     server_cores: frozenset[int]
     generator_cores: frozenset[int]
 
@@ -98,7 +97,6 @@ def measure(
                         asks[case.name],
                         server.ports[case.wire.port],
                         connections=options.connections,
-                        streams=options.streams if case.wire.is_grpc else 1,
                         seconds=options.seconds,
                         warm_s=_WARM_SHARE * options.seconds,
                         server_cpu_s=lambda case=case: cpu_s(servers[case.server].pid),

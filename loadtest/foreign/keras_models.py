@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,20 +180,17 @@ def two_towers_of_keras3(folder: Path) -> None:
     archive.write_out(str(folder), verbose=False)
 
 
-def _add_embed_reduce(combiner: str) -> None:
-    def build(folder: Path) -> None:
-        keras = keras3()
-        import keras_rs
+def _embed_reduce(combiner: str, folder: Path) -> None:
+    keras = keras3()
+    import keras_rs
 
-        tags = keras.Input((None,), dtype="int64", name="tags")
-        layer = keras_rs.layers.EmbedReduce(500, 16, combiner=combiner)
-        keras.Model({"tags": tags}, {"vector": layer(tags)}).export(str(folder), verbose=False)
-
-    ZOO.add(f"keras_rs_embed_reduce_{combiner}", {"tags": ids(500)}, build)
+    tags = keras.Input((None,), dtype="int64", name="tags")
+    layer = keras_rs.layers.EmbedReduce(500, 16, combiner=combiner)
+    _export(keras.Model({"tags": tags}, {"vector": layer(tags)}), folder)
 
 
 for _combiner in ("sum", "mean", "sqrtn"):
-    _add_embed_reduce(_combiner)
+    ZOO.add(f"keras_rs_embed_reduce_{_combiner}", {"tags": ids(500)}, partial(_embed_reduce, _combiner))
 
 
 @ZOO.foreign({"user": ids(3000), "film": ids(2000), "seen": ids(2000)})
@@ -214,19 +212,7 @@ def keras_rs_distributed_embedding(folder: Path) -> None:
     inputs = {name: keras.Input((6,) if name == "seen" else (1,), dtype="int64", name=name) for name in features}
     vectors = layers.DistributedEmbedding(features)(inputs)
     joined = keras.layers.Concatenate()([vectors[name] for name in features])
-    keras.Model(inputs, keras.layers.Dense(1)(joined)).export(str(folder), verbose=False)
-
-
-@ZOO.foreign({"word": words("word", 800), "tags": padded(500)}, keras="tf_keras")
-def tf_keras_string_lookup_and_masked_mean(folder: Path) -> None:
-    """Builds a model that concatenates the row of a string with a masked mean."""
-    keras = tf_keras()
-    word, tags = keras.Input((), dtype="string", name="word"), keras.Input((6,), dtype="int64", name="tags")
-    lookup = keras.layers.StringLookup(vocabulary=vocabulary("word", 800))
-    word_vector = keras.layers.Embedding(800 + 1, 8)(lookup(word))
-    vectors = keras.layers.Embedding(500, 8, mask_zero=True)(tags)
-    joined = keras.layers.Concatenate()([word_vector, keras.layers.GlobalAveragePooling1D()(vectors)])
-    _save(keras.Model({"word": word, "tags": tags}, keras.layers.Dense(1)(joined)), folder)
+    _export(keras.Model(inputs, keras.layers.Dense(1)(joined)), folder)
 
 
 @ZOO.foreign({"tags": padded(500)}, keras="tf_keras")

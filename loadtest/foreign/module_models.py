@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.foreign.frameworks import Tower, save_module, tf, variable
-from loadtest.foreign.kinds import Edges, ExampleEdges, Kind, Numbers, ids, padded, vocabulary, words
+from loadtest.foreign.kinds import Edges, ExampleEdges, Kind, Numbers, ids, vocabulary, words
 from loadtest.foreign.models import ZOO, Skip
 from loadtest.live_server import ROOT
 
@@ -234,66 +234,9 @@ def wide_and_deep() -> Any:
     return score, users, tags, wide, tower.variables
 
 
-@_module({"history": padded(2000), "item": ids(2000), "user": ids(3000)}, history=("int64", [None, None]))
-def sequence_with_attention() -> Any:
-    """Makes a model that combines a padded history [B, L] by attention to the scored item, as DIN does."""
-    items, users, tower = variable("item", 2000, 16), variable("user", 3000, 16), Tower("tower", 48)
-
-    def score(history: Any, item: Any, user: Any) -> Any:
-        seen, query = tf.gather(items, history), tf.gather(items, item)
-        weights = tf.reduce_sum(seen * query[:, None, :], 2) + tf.where(history == 0, -1e9, 0.0)
-        context = tf.reduce_sum(tf.nn.softmax(weights)[:, :, None] * seen, 1)
-        return {"score": tower(tf.concat([context, query, tf.gather(users, user)], 1))}
-
-    return score, items, users, tower.variables
-
-
-@_module({"history": ids(2000), "item": ids(2000)}, history=("int32", [None, 20]))
-def sequence_with_mean() -> Any:
-    """Makes a model that takes the plain mean of a history of fixed length, [B, 20]."""
-    items, tower = variable("item", 2000, 16), Tower("tower", 32)
-
-    def score(history: Any, item: Any) -> Any:
-        mean = tf.reduce_mean(tf.gather(items, history), 1)
-        return {"score": tower(tf.concat([mean, tf.gather(items, item)], 1)), "history_mean": mean}
-
-    return score, items, tower.variables
-
-
-@_module({"user": ids(3000), "item": ids(2000)})
-def two_towers_of_a_module() -> Any:
-    """Makes a model of ids that returns the normalized vectors of two towers, and their dot product."""
-    users, items = variable("user", 3000, 32), variable("item", 2000, 32)
-    of_user, of_item = Tower("user_tower", 32, outputs=16), Tower("item_tower", 32, outputs=16)
-
-    def query(user: Any) -> Any:
-        return {"vector": tf.math.l2_normalize(of_user(tf.gather(users, user)), 1)}
-
-    def candidate(item: Any) -> Any:
-        return {"vector": tf.math.l2_normalize(of_item(tf.gather(items, item)), 1)}
-
-    def score(user: Any, item: Any) -> Any:
-        return {"score": tf.reduce_sum(query(user)["vector"] * candidate(item)["vector"], 1)}
-
-    calls = {"query": query, "candidate": candidate, "score": score}
-    return calls, users, items, of_user.variables, of_item.variables
-
-
-@_module({"user": ids(3000)})
-def nearest_items() -> Any:
-    """Makes a model that scores a user's row against all rows of items, and returns the ten best."""
-    users, items = variable("user", 3000, 16), variable("item", 2000, 16)
-
-    def best(user: Any) -> Any:
-        scores, ids = tf.math.top_k(tf.matmul(tf.gather(users, user), items, transpose_b=True), 10)
-        return {"scores": scores, "ids": ids}
-
-    return best, users, items
-
-
 # Environment variable that names the folder of the models that TensorFlow 2.15 exported; by default, the folder lies
 # beside the repository.
-GOLDEN_VARIABLE = "FOREIGN_GOLDEN"
+_GOLDEN = "FOREIGN_GOLDEN"
 _ESTIMATOR_IDS = {"a": 10, "b": 10, "c": 20}
 _EXAMPLES = ExampleEdges(
     {name: Edges(tuple(range(size))) for name, size in _ESTIMATOR_IDS.items()},
@@ -307,10 +250,10 @@ _ESTIMATORS: dict[str, dict[str, Kind]] = {
 
 
 def _copy(export: str, folder: Path) -> None:
-    given = os.environ.get(GOLDEN_VARIABLE)
+    given = os.environ.get(_GOLDEN)
     golden = Path(given) if given else ROOT.parent / "shared" / "golden" / "tpu_estimator_2_15" / "tensor_core"
     if not (golden / export / "1").is_dir():
-        raise Skip(f"no exports of TensorFlow 2.15 beside the repository; --golden or ${GOLDEN_VARIABLE} says where")
+        raise Skip(f"no exports of TensorFlow 2.15 beside the repository; ${_GOLDEN} says where")
     shutil.copytree(golden / export / "1", folder)
 
 

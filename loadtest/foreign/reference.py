@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.saved_model.loader_impl import SavedModelLoader, parse_saved_model
 
 from loadtest.foreign.comparing import Refused
-from loadtest.foreign.kinds import InputSpec, Tensors
+from loadtest.foreign.kinds import InputSpec, Tensors, places
 from loadtest.foreign.models import MANIFEST
 
 _LOST_VARIABLE = "Could not find variable"
@@ -98,14 +98,9 @@ def read_specs(saved_model: Path) -> dict[str, dict[str, InputSpec]]:
 
 
 def _sparse_feeds(names: Any, values: np.ndarray[Any, Any], splits: np.ndarray[Any, Any]) -> dict[str, Any]:
-    lengths = np.diff(splits)
-    columns = np.concatenate([np.arange(n) for n in [0, *lengths]])
-    indices = np.stack([np.repeat(np.arange(len(lengths)), lengths), columns], 1).reshape(-1, 2).astype(np.int64)
-    return {
-        names.indices_tensor_name: indices,
-        names.values_tensor_name: values,
-        names.dense_shape_tensor_name: np.array([len(lengths), max(1, lengths.max(initial=0))], np.int64),
-    }
+    indices, dense_shape = (array.astype(np.int64) for array in places(np.diff(splits)))
+    found = {names.indices_tensor_name: indices, names.values_tensor_name: values}
+    return found | {names.dense_shape_tensor_name: dense_shape}
 
 
 def _specs(inputs: Mapping[str, Any]) -> dict[str, InputSpec]:
