@@ -419,19 +419,8 @@ def flip_version(stage: Stage) -> None:
 # flip_version is last, because its new version stays, and because upserts of the other faults change the newest
 # version.
 FAULTS: tuple[Callable[[Stage], None], ...] = (
-    kill_primary,
-    kill_replica,
-    kill_host,
-    stop_primary,
-    stop_replica,
-    failover,
-    reshard,
-    memory_full,
-    read_only,
-    change_password,
-    empty_node,
-    flip_bits,
-    flip_version,
+    *(kill_primary, kill_replica, kill_host, stop_primary, stop_replica, failover, reshard, memory_full, read_only),
+    *(change_password, empty_node, flip_bits, flip_version),
 )
 
 

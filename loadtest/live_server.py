@@ -6,7 +6,6 @@ import functools
 import http.client
 import json
 import os
-import shutil
 import signal
 import ssl
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.network_hosts import LOOPBACK, Host
+from tests.certificates import Authority, ssl_config
 
 ROOT = Path(__file__).parents[1]
 # Seconds to wait until the server is ready: enough for a slow machine to import TensorFlow.
@@ -225,17 +225,15 @@ def header(*names: str) -> str:
     return f"{row(*names)}\n{'|---' * len(names)}|"
 
 
-def exchange(
-    address: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = JSON_TYPE, *, timeout_s: float = 60
-) -> tuple[int, bytes]:
-    """Sends a GET, or a POST of a body, on a connection of its own; returns status and body; raises OSError.
+def exchange(address: str, path: str, body: bytes | None = None, *, timeout_s: float = 60) -> tuple[int, bytes]:
+    """Sends a GET, or a POST of a JSON body, on a connection of its own; returns status and body; raises OSError.
 
     Args:
       address: host:port, or a URL without a path.
     """
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=timeout_s)
     try:
-        connection.request("GET" if body is None else "POST", path, body, dict(headers))
+        connection.request("GET" if body is None else "POST", path, body, dict(JSON_TYPE))
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
@@ -260,17 +258,11 @@ def export_demo(out: Path) -> Path:
     return out
 
 
-def write_ssl_config(folder: Path) -> Path | None:
-    """Writes an SSLConfig with a new certificate into a folder; returns its path, or None without openssl."""
-    if not shutil.which("openssl"):
-        return None
-    key, certificate = folder / "key.pem", folder / "cert.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    made += ["-subj", "/CN=localhost", "-days", "2", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(made, check=True, capture_output=True)
-    config = folder / "ssl.conf"
-    names = {"server_key": key, "server_cert": certificate}
-    config.write_text("".join(f"{name}: {json.dumps(file.read_text())}\n" for name, file in names.items()))
+def write_ssl_config(folder: Path) -> Path:
+    """Writes an SSLConfig with a new certificate, and this as cert.pem, into a folder; returns the SSLConfig's path."""
+    issued, config = Authority("localhost").own, folder / "ssl.conf"
+    config.write_text(ssl_config(issued))
+    config.with_name("cert.pem").write_text(issued.cert)
     return config
 
 

@@ -358,6 +358,8 @@ ALSO_KNOWN: dict[str, set[str]] = {
     # These load tests call adopt() themselves, because a command would import TensorFlow again for each model.
     "loadtest/foreign/children.py": {"model_export"},
     "loadtest/bench/models.py": {"model_export", "tests.toy_model"},
+    # Servers with TLS have a certificate as those of the tests have.
+    "loadtest/live_server.py": {"tests.certificates"},
     # This load test writes the attacked table without TensorFlow.
     "loadtest/attacks/targets.py": {"tests.toy_described"},
     # This load test writes versions, starts nodes and pushes tables with the code of the tests of remote tables.

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from loadtest.attacks import frames
-from loadtest.attacks.attacker import Attacker, Cases, Conn, Port, gzipped_zeros, repeated
+from loadtest.attacks.attacker import Attacker, Cases, Conn, gzipped_zeros, repeated
 from loadtest.attacks.frames import ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, PING
 from loadtest.attacks.targets import Target
 
@@ -27,6 +27,7 @@ _CONNECTIONS, _FEW_CONNECTIONS, _UNFINISHED = 100, 10, 500
 _FRAME_BYTES = 16384
 
 Pieces = Callable[[Attacker], Iterable[bytes]]
+Connect = Callable[[Attacker], Conn]
 
 
 def _streams(first: int = 1) -> Iterator[int]:
@@ -86,11 +87,6 @@ _LONG_FIELD = frames.frame(CONTINUATION, 0, 1, frames.field(b"a", b"b" * 1000))
 _RESIZES = (b"\x20" + frames.integer(4096, 5, 0x20)) * 3000
 
 
-def _promises(attacker: Attacker) -> Iterator[bytes]:
-    promise = (2).to_bytes(4) + attacker.target.fields()
-    return repeated(frames.frame(frames.PUSH_PROMISE, END_HEADERS, 1, promise))
-
-
 def _priority(target: Target, stream: int) -> bytes:
     return frames.frame(frames.PRIORITY, 0, stream, bytes([0, 0, 0, 0, 16]))
 
@@ -145,14 +141,7 @@ _BOMB = _header_bomb(frames.field(b"x", b"y" * 3900, first=0x40), b"\xbe" * 12_0
 
 
 def _flood(
-    name: str,
-    what: str,
-    pieces: bytes | Pieces,
-    connect: Callable[[Attacker], Conn] = Attacker.http2,
-    *,
-    reads: bool = True,
-    port: Port = "http2",
-    is_ended: bool = True,
+    name: str, what: str, pieces: bytes | Pieces, connect: Connect = Attacker.http2, *, reads: bool = True, **more: Any
 ) -> None:
     """Adds an attack that sends pieces, or one again and again, on one connection until the time is over."""
 
@@ -160,7 +149,7 @@ def _flood(
         conn = connect(attacker) if reads else attacker.http2(receive_bytes=4096)
         attacker.flood(repeated(pieces) if isinstance(pieces, bytes) else pieces(attacker), conn, reads=reads)
 
-    CASES.row(name, what, attack, port, is_ended=is_ended)
+    CASES.row(name, what, attack, **({"port": "http2"} | more))
 
 
 def _each(name: str, what: str, make: Callable[[Target, int], bytes], **more: Any) -> None:
@@ -204,7 +193,6 @@ _flood("zero_window", "requests for megabytes on 100 streams whose windows are 0
 _flood(
     "window_changes", "SETTINGS that open and close 100 large streams", _settings(1000) + _settings(0), _waiting_large
 )
-_flood("push_promises", "PUSH_PROMISE frames, which only a server may send", _promises, _begun)
 _each("priority_flood", "PRIORITY frames for streams that the client never opens", _priority)
 _each("rapid_reset", "requests that are canceled at once", lambda t, s: t.request(s) + frames.reset(s))
 _each("open_and_reset", "requests canceled before their body", lambda t, s: t.open_request(s) + frames.reset(s))
@@ -268,12 +256,6 @@ def no_preface(attacker: Attacker) -> None:
     for conn in conns[::2]:
         conn.send([frames.PREFACE[:10]], attacker.end_s)
     attacker.until_closed(conns)
-
-
-@CASES.add("http2 only")
-def wrong_preface(attacker: Attacker) -> None:
-    """Sends HTTP/1.1 requests to the port for HTTP/2."""
-    attacker.flood(repeated(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"))
 
 
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"

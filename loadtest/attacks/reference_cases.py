@@ -159,11 +159,7 @@ _flood(
 @CASES.add("reference", is_ended=False)
 def admin_connections(attacker: Attacker) -> None:
     """Opens 500 connections to the admin port, and sends half of a request's head on each."""
-    half = attacker.target.get("/healthz")[:-2]
-    conns = attacker.connections(_HALF_REQUESTS, is_admin=True)
-    for conn in conns:
-        conn.send([half], attacker.end_s)
-    attacker.until_closed(conns)
+    attacker.hold(_HALF_REQUESTS, attacker.target.get("/healthz")[:-2], is_admin=True)
 
 
 @CASES.add("reference")

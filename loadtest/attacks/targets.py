@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,7 +29,6 @@ class Target:
 
     body: body of the small request; empty: that request is a GET.
     large_body: body of a request with an answer of megabytes.
-    takes_http1: whether a port that speaks HTTP/2 also speaks HTTP/1.1.
     pids: the processes whose memory is watched.
     admin_port: the port of the admin routes, if the small request is one that a reference server answers; else 0.
     credentials: header line with the token of a caller that has all rights, if the server has callers.
@@ -45,7 +43,6 @@ class Target:
     large_body: bytes = b""
     is_grpc: bool = False
     is_tls: bool = False
-    takes_http1: bool = False
     pids: tuple[int, ...] = ()
     admin_port: int = 0
     credentials: bytes = b""
@@ -55,7 +52,7 @@ class Target:
     @property
     def name(self) -> str:
         """The protocol of the port; "reference" for the victim's requests to a reference server."""
-        wire = "reference" if self.admin_port else "h2c" if self.takes_http1 else self.wire
+        wire = "reference" if self.admin_port else "h2c" if self.wire == "http2" and not self.is_grpc else self.wire
         return f"{wire} over TLS" if self.is_tls else wire
 
     def connect(self, *, receive_bytes: int | None = None) -> socket.socket:
@@ -152,7 +149,7 @@ def targets_of(
         small, large = (json.dumps({"features": {feature: ids}}).encode() for ids in ([1], [1] * _LARGE_IDS))
         path = f"/v1/models/{model}:lookup"
         found.append(one("http1", port=http_port, path=path, body=small, large_body=large))
-        found.append(replace(found[-1], wire="http2", takes_http1=True))
+        found.append(replace(found[-1], wire="http2"))
     return found
 
 
@@ -191,14 +188,11 @@ def _message(model: str, feature: str, ids: list[int]) -> bytes:
 
 
 @contextmanager
-def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]:
-    """Serves a small model with three servers of this project: one is plain, one has callers, and one has TLS ports.
-
-    The last is left out if openssl is not installed.
-    """
+def ours(folder: Path, flags: list[str]) -> Iterator[list[Target]]:
+    """Serves a small model with three servers of this project: one is plain, one has callers, and one has TLS ports."""
     write_version(folder / _MODEL / "1")
     given = [f"--model_base_path={folder / _MODEL}", f"--model_name={_MODEL}", "--graph_signatures=off"]
-    given += [f"--threads={threads}", *_IMPATIENT, *flags]
+    given += ["--threads=1", *_IMPATIENT, *flags]
     with ExitStack() as stack:
         server = stack.enter_context(LiveServer(*given))
         found = _of_server(server.ready())
@@ -208,9 +202,6 @@ def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]
         ports = signed.ports
         found.append(reference_of(HOST, ports["http_port"], ports["admin_port"], _MODEL, _FEATURE, (signed.pid,)))
         config = write_ssl_config(folder)
-        if config is None:
-            yield found
-            return
         # Do not wait until the second server, which has the TLS ports, is ready: the victim's first request waits until
         # that server's model is loaded.
         second = stack.enter_context(LiveServer(*given, *server_flags(config)))
@@ -225,10 +216,3 @@ def _of_server(server: LiveServer) -> list[Target]:
 def secured(targets: list[Target]) -> list[Target]:
     """Returns the same ports with TLS instead of plain TCP. With TLS, the HTTP port offers HTTP/1.1 only."""
     return [replace(target, is_tls=True) for target in targets if target.is_grpc or target.wire == "http1"]
-
-
-def pin(pids: tuple[int, ...], processors: set[int]) -> None:
-    """Binds all threads of processes to processors (Linux); threads that the processes start later are bound too."""
-    for pid in pids:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            os.sched_setaffinity(int(task), processors)

@@ -41,16 +41,10 @@ def _module(inputs: Mapping[str, Kind], **specs: Any) -> Callable[[Callable[[], 
     return register
 
 
-_PEER_INPUTS = {
-    "user": ids(USERS),
-    "item": ids(ITEMS),
-    "ids": ids(ITEMS),
-    "tag": ids(TAGS),
-    "tag_values": ids(TAGS, splits="tag_splits"),
-}
+_PEER_INPUTS = {"user": ids(USERS), "item": ids(ITEMS), "ids": ids(ITEMS), "tag": ids(TAGS)}
 
 
-@_module(_PEER_INPUTS)
+@_module({**_PEER_INPUTS, "tag_values": ids(TAGS, splits="tag_splits")})
 def peer() -> Any:
     """Makes a model with signatures w1 (one concatenated output), w2 (three outputs), w4 (rows) and w5 (a tower)."""
     users, items = variable("user", USERS, 64), variable("item", ITEMS, 64)

@@ -115,13 +115,8 @@ def _keyed(made: Construction, one: Feature, steps: Callable[[Any], Any], inputs
         return Keyed(steps(sparse.values), indices=sparse.indices, dense_shape=sparse.dense_shape)
     if name in inputs:
         return Keyed(steps(inputs[name]))
-    return Keyed(
-        steps(inputs[f"{name}_values"]),
-        inputs.get(f"{name}_splits"),
-        inputs.get(f"{name}_indices"),
-        inputs.get(f"{name}_shape"),
-        inputs.get(f"{name}_weights"),
-    )
+    others = (inputs.get(f"{name}_{part}") for part in ("splits", "indices", "shape", "weights"))
+    return Keyed(steps(inputs[f"{name}_values"]), *others)
 
 
 class _Graph:
@@ -213,14 +208,12 @@ def _build_module(made: Construction, folder: Path) -> None:
 def _session_variables(made: Construction) -> dict[str, Any]:
     v1, found = tf.compat.v1, {}
     for table in made.tables:
-        found[table.name] = v1.get_variable(
-            table.name,
-            initializer=None if table.parts > 1 else tf.cast(_table_numbers(table, made), table.dtype),
-            shape=[table.rows, table.dim] if table.parts > 1 else None,
-            dtype=tf.as_dtype(table.dtype),
-            partitioner=v1.fixed_size_partitioner(table.parts) if table.parts > 1 else None,
-            use_resource=not made.has_variant,
-        )
+        more: dict[str, Any] = {"dtype": tf.as_dtype(table.dtype), "use_resource": not made.has_variant}
+        if table.parts > 1:
+            more |= {"shape": [table.rows, table.dim], "partitioner": v1.fixed_size_partitioner(table.parts)}
+        else:
+            more["initializer"] = tf.cast(_table_numbers(table, made), table.dtype)
+        found[table.name] = v1.get_variable(table.name, **more)
     return found
 
 

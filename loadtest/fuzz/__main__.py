@@ -46,8 +46,6 @@ def main() -> int:
             if not set(wires) <= set(_TLS_WIRES):
                 parser.error(f"--tls is for the wires {','.join(_TLS_WIRES)}")
             config = write_ssl_config(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-            if config is None:
-                parser.error("--tls needs the program openssl")
             flags += server_flags(config)
             options.certificate = config.with_name("cert.pem")
         server, _ = stack.enter_context(served_model(options.model_base_path, options.model_name, flags))

@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def _record(options: argparse.Namespace) -> int:
     (options.out / _ABOUT).write_text(json.dumps(about, indent=1))
     with _checkout(options.server_from) as root, ExitStack() as stack:
         servers = [stack.enter_context(_server(root, models, options.server_flags)) for _ in range(2)]
-        clients = [stack.enter_context(Exchanges(server.ready())) for server in servers]
+        clients = [stack.enter_context(closing(Exchanges(server.ready()))) for server in servers]
         served = [ask(servers[0].http, model.name) for model in sorted(models.iterdir())]
         drawing = Drawing(served, models, options.seed)
         for form in (*FORMS, OTHER):
@@ -123,7 +123,7 @@ def _replay(options: argparse.Namespace) -> int:
     flags = (*about["flags"], *options.server_flags)
     with (
         _server(options.server, options.corpus / "models", flags, options.python) as server,
-        Exchanges(server.ready()) as client,
+        closing(Exchanges(server.ready())) as client,
     ):
         for form in options.forms.split(",") if options.forms else forms:
             counts: Counter[str] = Counter()

@@ -103,7 +103,7 @@ class Exchanges:
             try:
                 return sent(request)
             except (OSError, http.client.HTTPException, ProtocolError) as error:
-                self._close()
+                self.close()
                 if not self._server.is_alive:
                     text = f"{request.form}, {request.name}"
                     raise RuntimeError(f"the server ended with {self._server.exit_status} at {text}") from error
@@ -149,21 +149,15 @@ class Exchanges:
         if not answer.is_over:
             raise ConnectionError("the server closed the connection")
         if client.is_closed:
-            self._close()
+            self.close()
         found = sorted([name, value] for name, value in answer.headers.items())
         return {"headers": found, "body": _text(answer.data), "reset": answer.reset}
 
-    def _close(self) -> None:
+    def close(self) -> None:
         self._http.close()
         if self._grpc is not None:
             self._grpc.socket.close()
             self._grpc = None
-
-    def __enter__(self) -> Exchanges:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
 
 
 def _text(data: bytes) -> str:

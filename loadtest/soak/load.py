@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from loadtest.bench.workloads import MODEL, WORKLOADS, Data
 from loadtest.live_server import LiveServer, exchange
 from loadtest.soak.calls import SMALL_LOOKUP, Calls
 from loadtest.soak.report import Tally
+from loadtest.steady_load import SteadyLoad
 
 THREADS = 8
 # Seconds after which half of the sending threads replace their gRPC channels by new ones.
@@ -48,28 +50,18 @@ def running(
       swap_s: seconds from one new version to the next.
       troubles: further functions that run in threads meanwhile.
     """
-    stop = threading.Event()
-    begin_s = time.monotonic() + 0.1
-    clients = [
-        threading.Thread(target=_client, args=(calls, tally, stop), kwargs={"number": n, "rate": rate, "at_s": begin_s})
-        for n in range(THREADS)
-    ]
-    swapper = threading.Thread(target=_swap, args=(calls, tally, stop, models, swap_s))
-    others = [threading.Thread(target=_troubled, args=(trouble, tally, stop)) for trouble in troubles]
+    stop, begin_s = threading.Event(), time.monotonic() + 0.1
     with calls.channel() as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=MODEL))
-        watcher = threading.Thread(target=_watch, args=(watch, tally, stop))
-        threads = [*clients, swapper, watcher, *others]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            watch.cancel()
-            for thread in threads:
-                thread.join()
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=MODEL))
+        work = [partial(_client, calls, tally, stop, number=n, rate=rate, at_s=begin_s) for n in range(THREADS)]
+        work += [partial(_swap, calls, tally, stop, models, swap_s), partial(_watch, watch, tally, stop)]
+        work += [partial(_troubled, trouble, tally, stop) for trouble in troubles]
+        with SteadyLoad(*work):
+            try:
+                yield
+            finally:
+                stop.set()
+                watch.cancel()
 
 
 def _client(calls: Calls, tally: Tally, stop: threading.Event, *, number: int, rate: float, at_s: float) -> None:
