@@ -1,12 +1,14 @@
 """Breaks a real cluster of three primaries and three replicas under load, and counts failed, stale and wrong answers.
 
   python -m loadtest.cluster_faults --rows 200000 --seconds 5
+  python -m loadtest.cluster_faults --hosts       cuts and loses hosts, which are network namespaces; needs root
 
 Two servers read the cluster, and one of them takes an upsert every tenth of a second. Readers ask both servers for
 random rows and for the rows that are upserted. A row is stale if it is older than an upsert that was visible a second
 before the request; it is wrong if it is neither the version's own nor any upsert's. Recovery is the time from the
 beginning of the fault to the end of the last failed request. At the end, the history of all reads is checked as that of
-simulated clusters is: docs/faults.md.
+simulated clusters is: docs/faults.md. With --hosts, three hosts have a primary and another primary's replica each, and
+the servers and their clients are on a fourth host.
 """
 
 from __future__ import annotations
@@ -20,17 +22,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+import redis
 
 from loadtest.live_server import JSON_TYPE, LiveServer, exchange, header, row, say
-from loadtest.network_hosts import LOOPBACK, Host
+from loadtest.network_hosts import LOOPBACK, Hosts
 from loadtest.operator_view import SEEN_WITHIN_S, OperatorView
 from loadtest.steady_load import Counts, SteadyLoad
 from model_export.remote.push import push
@@ -54,8 +57,8 @@ _OLDEST_S, _NODE_TIMEOUT_S = 2.0, 1.0
 _PASSWORD = "first"
 # The name of the first counts, which are taken before any fault.
 NO_FAULT = "no fault"
-
-F = TypeVar("F")
+# With --hosts: the number of hosts, and the index of the host on which faults act.
+NUM_HOSTS, _LOST = 3, 0
 
 
 @dataclass
@@ -230,8 +233,9 @@ def _post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any
 class Stage:
     """A cluster, and the model versions in it.
 
-    seconds: for how long a fault lasts at least. view: sees the present fault. secret: file of the cluster's password.
-    losses_s: moments at which replicas had taken over, or a node was empty.
+    seconds: for how long a fault lasts at least. hosts: those of the nodes; None: this machine. view: sees the present
+    fault. secret: file of the cluster's password. losses_s: moments at which replicas had taken over, or a node was
+    empty.
     """
 
     cluster: Cluster
@@ -242,6 +246,7 @@ class Stage:
     secret: Path
     address: StoreAddress
     seconds: float
+    hosts: Hosts | None
     view: OperatorView | None = None
     losses_s: list[float] = field(default_factory=list)
 
@@ -276,6 +281,32 @@ class Stage:
         """Sends the command that consists of `words` to each node of the cluster."""
         for node in self.cluster.nodes:
             node.ask(*words)
+
+    def network(self) -> Hosts:
+        assert self.hosts is not None
+        return self.hosts
+
+    def lost_nodes(self) -> list[int]:
+        """Returns the numbers of the nodes on the host on which faults act."""
+        lost = self.network().hosts[_LOST]
+        return [number for number, node in enumerate(self.cluster.nodes) if node.host == lost]
+
+    def restore(self) -> None:
+        """Waits until the cluster is whole, and makes the first three nodes its primaries again, one on each host."""
+        until(self.cluster.is_whole)
+        for number in range(NUM_HOSTS):
+            until(lambda number=number: self._is_primary(number))
+        until(self.cluster.is_whole)
+
+    def _is_primary(self, number: int) -> bool:
+        if self.role(number) == "master":
+            return True
+        # CLUSTER FAILOVER is repeated: a replica refuses it while it knows no primary, and gives up a failover after
+        # five seconds.
+        with suppress(redis.ResponseError):
+            self.cluster.nodes[number].ask("CLUSTER FAILOVER")
+        time.sleep(0.5)
+        return False
 
 
 def _kill(stage: Stage, *numbers: int, takes_over: bool = True) -> None:
@@ -424,9 +455,57 @@ FAULTS: tuple[Callable[[Stage], None], ...] = (
 )
 
 
+def lose_host(stage: Stage) -> None:
+    """Loses a host for a time: both of its nodes end, and no packet is answered, not even with a refusal."""
+    lost = stage.lost_nodes()
+    stage.network().cut(_LOST)
+    for number in lost:
+        stage.cluster.nodes[number].kill()
+    stage.wait()
+    stage.wait_for_takeover(*lost)
+    stage.network().join(_LOST)
+    for number in lost:
+        stage.cluster.nodes[number].start()
+    stage.restore()
+
+
+def cut_host(stage: Stage) -> None:
+    """Takes a host off the network, then puts it back; the nodes on the host keep running."""
+    stage.network().cut(_LOST)
+    stage.wait()
+    stage.wait_for_takeover(*stage.lost_nodes())
+    stage.network().join(_LOST)
+    stage.restore()
+
+
+def part_from_servers(stage: Stage) -> None:
+    """Parts a host from the servers only. Other hosts still reach the parted host, so no replica takes over."""
+    hosts = stage.network()
+    hosts.part(_LOST, hosts.near)
+    stage.wait()
+    hosts.mend(_LOST, hosts.near)
+    stage.restore()
+
+
+def part_from_hosts(stage: Stage) -> None:
+    """Parts a host from the other hosts, but not from servers. For a time two nodes are primaries of the same slots."""
+    hosts = stage.network()
+    pairs = [(_LOST, other) for other in range(1, NUM_HOSTS)] + [(other, _LOST) for other in range(1, NUM_HOSTS)]
+    for number, other in pairs:
+        hosts.part(number, hosts.hosts[other].address)
+    stage.wait()
+    stage.wait_for_takeover(*stage.lost_nodes())
+    for number, other in pairs:
+        hosts.mend(number, hosts.hosts[other].address)
+    stage.restore()
+
+
+HOST_FAULTS = (lose_host, cut_host, part_from_servers, part_from_hosts)
+
+
 @contextmanager
 def _stage(
-    folder: Path, num_rows: int, seconds: float, hosts: Sequence[Host], period_s: float
+    folder: Path, num_rows: int, seconds: float, hosts: Hosts | None, period_s: float
 ) -> Iterator[tuple[Stage, Load]]:
     models = folder / "toy"
     first, rows = large(models / "1", num_rows)
@@ -434,15 +513,16 @@ def _stage(
     secret = folder / "password"
     secret.write_text(_PASSWORD)
     with ExitStack() as stack:
-        security = Security(None, _PASSWORD)
-        cluster = stack.enter_context(Cluster(folder / "nodes", 3, 1, security=security, hosts=hosts))
+        places = hosts.hosts if hosts else (LOOPBACK,)
+        nodes = Cluster(folder / "nodes", 3, 1, security=Security(None, _PASSWORD), hosts=places)
+        cluster = stack.enter_context(nodes)
         text = f"{cluster.address}?password_file={secret}&timeout_ms=5000&node_timeout_ms=500"
         address = StoreAddress.parse(text)
         push(first, address, tables=["user"])
         flags = ["--model_name=toy", f"--model_base_path={models}", "--graph_signatures=off"]
         flags += [f"--remote_tables=user={text}", "--file_system_poll_wait_seconds=0.2"]
         servers = [stack.enter_context(LiveServer(*flags)).ready() for _ in range(2)]
-        stage = Stage(cluster, servers, first, newer, models, secret, address, seconds)
+        stage = Stage(cluster, servers, first, newer, models, secret, address, seconds, hosts)
         with Load(servers, {"1": rows, "2": newer_rows}, period_s) as load:
             yield stage, load
 
@@ -455,14 +535,14 @@ def run(
     settled_s: float = 1.0,
     period_s: float = 0.0,
     seen_within_s: float = SEEN_WITHIN_S,
-    hosts: Sequence[Host] = (LOOPBACK,),
+    hosts: Hosts | None = None,
 ) -> History:
     """Runs faults one after another on one cluster; calls show with the name and the counts of each.
 
     Returns what was read and upserted.
 
     settled_s: the pause after a fault, twice. In the first one, failed requests still count for this fault.
-    period_s: as in Load. seen_within_s: what an operator sees later does not count. hosts: of the cluster's nodes.
+    period_s: as in Load. seen_within_s: what an operator sees later does not count. hosts: as in Stage.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -490,21 +570,18 @@ def run(
 
 
 def main() -> int:
-    """Prints a table, a line for each fault; returns 1 if any row was wrong, or a fault was not seen."""
-    return shown(__doc__, {fault.__name__: fault for fault in FAULTS}, run)
-
-
-def shown(about: str, faults: Mapping[str, F], run_all: Callable[..., History]) -> int:
-    """Runs the faults that the command line names by run_all, and prints a table.
+    """Prints a table, a line for each fault.
 
     Returns 1 if a row was wrong, if an operator did not see a fault, or if the history breaks a promise.
     """
-    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--seconds", type=float, default=5.0, help="for how long each fault lasts")
-    parser.add_argument("--faults", default=",".join(faults))
+    parser.add_argument("--hosts", action="store_true", help="faults of three hosts, in place of nodes")
+    parser.add_argument("--faults", help="names of their functions, comma-separated (default: all)")
     options = parser.parse_args()
-    chosen = [faults[name] for name in options.faults.split(",")]
+    faults = {fault.__name__: fault for fault in (HOST_FAULTS if options.hosts else FAULTS)}
+    chosen = [faults[name] for name in options.faults.split(",")] if options.faults else [*faults.values()]
     is_bad = False
 
     def show(name: str, tally: Tally) -> None:
@@ -517,7 +594,8 @@ def shown(about: str, faults: Mapping[str, F], run_all: Callable[..., History]) 
 
     counted = ("Requests", "Failed", "Stale rows", "Wrong rows", "Upserts", "Refused")
     say(header("Fault", *counted, "Recovery s", "Longest ms", "An operator saw"))
-    history = run_all(chosen, options.rows, options.seconds, show)
+    with Hosts(NUM_HOSTS) if options.hosts else nullcontext() as hosts:
+        history = run(chosen, options.rows, options.seconds, show, hosts=hosts)
     problem = history.check()
     say(f"\n{len(history.lines)} lines of history: {problem or 'no promise is broken'}")
     return int(is_bad or bool(problem))

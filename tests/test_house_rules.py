@@ -366,7 +366,6 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/cluster_faults.py": {"model_export.remote.push", "service.remote.address", "tests"},
     # This load test uses the object stores of the tests, and the tests' proxy that breaks their answers.
     "loadtest/store_faults.py": {"tests"},
-    "loadtest/host_faults.py": {"tests.valkey_cluster"},
     # This load test writes versions of the toy model, because they differ in their rows and need no TensorFlow, and it
     # waits as the tests of servers do.
     "loadtest/replicas/fleet.py": {"tests.integration.process", "tests.toy_model"},

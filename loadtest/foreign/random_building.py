@@ -325,7 +325,8 @@ def _build_keras(made: Construction, folder: Path) -> None:
     layers, kept = _embedding_layers(made, keras), list[Any]()
     given, rows, combined_by = {}, {}, {}
     for one in made.features:
-        key = given[one.name] = _keras_input(keras, one)
+        shape = {"rows": (), "column": (1,), "grid": (_GRID,), "open_grid": (None,)}[one.form]
+        key = given[one.name] = keras.Input(shape, dtype=one.dtype, name=one.name)
         for step in one.steps:
             key = _step_layer(keras, step, kept, is_3=is_3)(key)
         layer = layers[one.table]
@@ -390,11 +391,6 @@ def _embedding_layers(made: Construction, keras: Any) -> dict[str, Any]:
             name=table.name,
         )
     return found
-
-
-def _keras_input(keras: Any, one: Feature) -> Any:
-    shape = {"rows": (), "column": (1,), "grid": (_GRID,), "open_grid": (None,)}[one.form]
-    return keras.Input(shape, dtype=one.dtype, name=one.name)
 
 
 def _step_layer(keras: Any, step: Step, kept: list[Any], *, is_3: bool) -> Any:

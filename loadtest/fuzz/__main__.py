@@ -23,10 +23,10 @@ from functools import partial
 from pathlib import Path
 
 from loadtest.fuzz.campaign import Campaign
-from loadtest.fuzz.seeds import RELOAD
 from loadtest.fuzz.wires import GrpcWire, HttpWire, Wire
 from loadtest.live_server import LiveServer, say, served_model, server_flags, write_ssl_config
 from loadtest.model_samples import ServedModel, ask
+from loadtest.wire import RELOAD_METHOD
 
 _TLS_WIRES = ("grpc", "http")
 _WIRES = (*_TLS_WIRES, "schema", "reload")
@@ -86,7 +86,7 @@ def _attack(wire: str, server: LiveServer, options: argparse.Namespace) -> bool:
     kinds: dict[str, tuple[Callable[[str, ServedModel, int], Wire], str]] = {
         "grpc": (partial(GrpcWire, certificate=options.certificate), server.grpc),
         "http": (partial(HttpWire, certificate=options.certificate), server.http),
-        "reload": (partial(GrpcWire, only=RELOAD), server.grpc),
+        "reload": (partial(GrpcWire, only=RELOAD_METHOD), server.grpc),
     }
     kind, address = kinds[wire]
     count = max(1, options.requests // _RELOAD_SHARE) if wire == "reload" else options.requests

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from loadtest import wire
 from loadtest.model_samples import ServedModel
-from loadtest.wire import INFER_METHOD, PREDICT_METHOD, message_class
 from tests.conformance.random_calls import Call, Drawn, encoded
 
-_PREDICTION, _MODELS = "tensorflow.serving.PredictionService", "tensorflow.serving.ModelService"
-RELOAD = f"/{_MODELS}/HandleReloadConfigRequest"
 _INFERENCES = ("classify", "regress")
 _DEFAULT = "serving_default"
 # Number of encodings of each signature: each chooses tensor_content, an output filter or a version at random.
@@ -36,21 +34,22 @@ def grpc_seeds(model: ServedModel) -> dict[str, list[bytes]]:
     """Returns valid messages by method."""
     calls, spec = list(_calls(model)), {"name": model.name}
     return {
-        **{at: [call.body for call in calls if call.path == at] or [b""] for at in (PREDICT_METHOD, INFER_METHOD)},
-        f"/{_PREDICTION}/Classify": _example_requests(model, "classify", "ClassificationRequest"),
-        f"/{_PREDICTION}/Regress": _example_requests(model, "regress", "RegressionRequest"),
-        f"/{_PREDICTION}/MultiInference": [_multi_inference(model)],
-        f"/{_PREDICTION}/GetModelMetadata": [
-            _message("GetModelMetadataRequest", model_spec=spec, metadata_field=["signature_def"])
-        ],
-        f"/{_MODELS}/GetModelStatus": [_message("GetModelStatusRequest", model_spec=spec)],
-        RELOAD: [_reload(model)],
+        **{
+            at: [call.body for call in calls if call.path == at] or [b""]
+            for at in (wire.PREDICT_METHOD, wire.INFER_METHOD)
+        },
+        f"{wire.PREDICTION}Classify": _example_requests(model, "classify", "ClassificationRequest"),
+        f"{wire.PREDICTION}Regress": _example_requests(model, "regress", "RegressionRequest"),
+        f"{wire.PREDICTION}MultiInference": [_multi_inference(model)],
+        wire.METADATA_METHOD: [_message("GetModelMetadataRequest", model_spec=spec, metadata_field=["signature_def"])],
+        wire.STATUS_METHOD: [_message("GetModelStatusRequest", model_spec=spec)],
+        wire.RELOAD_METHOD: [_reload(model)],
         "/tensorflow.serving.SessionService/SessionRun": [b""],
         # Field numbers: service = 1 in the health request; list_services = 7, file_containing_symbol = 4 and
         # file_by_filename = 3 in reflection requests.
-        "/grpc.health.v1.Health/Check": [b"", _text(1, model.name), _text(1, _PREDICTION)],
+        "/grpc.health.v1.Health/Check": [b"", _text(1, model.name), _text(1, wire.PREDICTION[1:-1])],
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": [
-            *(_text(7, ""), _text(4, _PREDICTION), _text(3, "tensorflow/core/framework/tensor.proto"))
+            *(_text(7, ""), _text(4, wire.PREDICTION[1:-1]), _text(3, "tensorflow/core/framework/tensor.proto"))
         ],
     }
 
@@ -111,14 +110,14 @@ def _calls(model: ServedModel) -> Iterator[Call]:
 
 
 def _examples() -> Iterator[Any]:
-    feature = message_class("tensorflow.Feature")
+    feature = wire.message_class("tensorflow.Feature")
     for values in ((1, 2, 3), ()):
         features = {
             "x": feature(float_list={"value": values}),
             "ids": feature(int64_list={"value": values}),
             "s": feature(bytes_list={"value": [str(value).encode() for value in values]}),
         }
-        yield message_class("tensorflow.Example")(features={"feature": features})
+        yield wire.message_class("tensorflow.Example")(features={"feature": features})
 
 
 def _example_requests(model: ServedModel, method: str, message: str) -> list[bytes]:
@@ -148,7 +147,7 @@ def _reload(model: ServedModel) -> bytes:
 
 
 def _message(name: str, **fields: Any) -> bytes:
-    return bytes(message_class(f"tensorflow.serving.{name}")(**fields).SerializeToString())
+    return bytes(wire.message_class(f"tensorflow.serving.{name}")(**fields).SerializeToString())
 
 
 def _text(number: int, text: str) -> bytes:

@@ -16,29 +16,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from loadtest.attacks import frames
 from loadtest.fuzz.mutations import mutated, mutated_binary, mutated_json
-from loadtest.fuzz.seeds import RELOAD, binary_seeds, grpc_seeds, http_seeds, infer_path
+from loadtest.fuzz.seeds import binary_seeds, grpc_seeds, http_seeds, infer_path
 from loadtest.live_server import client_context
 from loadtest.model_samples import ServedModel
-from loadtest.wire import INFER_METHOD, PREDICT_METHOD, framed, message_class
+from loadtest.wire import ANSWERS, INFER_METHOD, PREDICT_METHOD, RELOAD_METHOD, framed, message_class
 
 # gRPC codes by which a server may refuse a mutated request; any other error is a wrong reaction.
 _REFUSALS = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED"}
 _REFUSALS |= {"UNIMPLEMENTED"}
 _HTTP_REFUSALS = {400, 404, 413, 501}
-# Method -> the name of its answer.
-_RESPONSES = {
-    "Classify": "ClassificationResponse",
-    "Regress": "RegressionResponse",
-    "HandleReloadConfigRequest": "ReloadConfigResponse",
-    **{name: f"{name}Response" for name in ("Predict", "MultiInference", "GetModelMetadata", "GetModelStatus")},
-}
 # Maps a DataType number to the TensorProto field of its values, and to its bytes per value in tensor_content.
 _VALUES = {
     **{1: ("float_val", 4), 2: ("double_val", 8), 3: ("int_val", 4), 7: ("string_val", 0), 9: ("int64_val", 8)},
@@ -57,14 +50,13 @@ class Verdict:
 
 def of_grpc_answer(method: str, data: bytes) -> Verdict:
     """Judges the message of an OK answer over gRPC: it must parse, and a PredictResponse's tensors fit their shapes."""
-    name = _RESPONSES.get(method.rpartition("/")[2])
-    if name is None:
+    if method not in ANSWERS:
         return Verdict("OK")
     try:
-        response = message_class(f"tensorflow.serving.{name}").FromString(data)
+        response = message_class(ANSWERS[method]).FromString(data)
     except DecodeError as error:
         return Verdict("OK", f"the answer can not be read: {error}")
-    if name == "PredictResponse":
+    if method == PREDICT_METHOD:
         problems = [f"output {key!r}: {p}" for key, tensor in response.outputs.items() if (p := tensor_problem(tensor))]
         return Verdict("OK", "; ".join(problems))
     return Verdict("OK")
@@ -145,16 +137,6 @@ class Sent:
     verdict: Verdict
 
 
-class Wire(Protocol):
-    """The interface of a connection over which one thread sends mutated requests."""
-
-    def send(self, number: int) -> Sent:
-        """Makes and sends the request with this number."""
-
-    def close(self) -> None:
-        """Closes the connection."""
-
-
 def _raw(address: str, protocol: str, data: bytes) -> bytes:
     """Sends bytes on a new connection, with TLS if a protocol is given for ALPN; returns all bytes of the answer."""
     host, _, port = address.partition(":")
@@ -196,6 +178,7 @@ class HttpWire:
         self._infer_path = infer_path(model)
 
     def send(self, number: int) -> Sent:
+        """Makes and sends the request with this number."""
         source = self._source
         source.seed(self._seed << 40 | number)
         if source.random() < _BINARY_SHARE and self._binary:
@@ -262,7 +245,7 @@ class GrpcWire:
             self._channel = grpc.insecure_channel(address, options)
         self._source, self._seed = Random(), seed
         self._seeds = grpc_seeds(model)
-        self._others = [method for method in self._seeds if method not in (PREDICT_METHOD, RELOAD, INFER_METHOD)]
+        self._others = [method for method in self._seeds if method not in (PREDICT_METHOD, RELOAD_METHOD, INFER_METHOD)]
 
     def send(self, number: int) -> Sent:
         source = self._source
@@ -289,6 +272,10 @@ class GrpcWire:
 
     def close(self) -> None:
         self._channel.close()
+
+
+# A connection over which one thread sends mutated requests.
+Wire = HttpWire | GrpcWire
 
 
 def _request_frames(method: str, body: bytes) -> bytes:

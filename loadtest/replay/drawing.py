@@ -265,6 +265,7 @@ _FLOATS = (0.0, -0.0, 1.0, -1.5, 1e-3, 3.4e38, 1e-40, float("nan"), float("inf")
 _TEXTS = (b"red", b"key 1", b"", "gr\u00fcn".encode(), b"no such word", b"\xff\x00", b'a "quoted"\\ one')
 _SIGNATURES = ("regress_flat", "classes", "regress_wide", "regress_once", "classify_uneven", "two", "nope", "")
 _VERSIONS = (0, 9, -1, 2**63 - 1, 2)
+_MANIFEST = Path("assets.extra/lookup_manifest.json")
 # Inputs of model "described" whose shape is [B, K] -> K; 0: any K.
 _IDS_PER_ROW = {"any": 0, "two": 2}
 
@@ -279,7 +280,9 @@ class Drawing:
     def __init__(self, models: Sequence[ServedModel], artifacts: Path, seed: int) -> None:
         self._models, self._seed = models, seed
         versions = [(model.name, artifacts / model.name / "1") for model in models]
-        calls = [RandomCalls(name, version, _IDS_PER_ROW) for name, version in versions if _has_manifest(version)]
+        calls = [
+            RandomCalls(name, version, _IDS_PER_ROW) for name, version in versions if (version / _MANIFEST).exists()
+        ]
         self._lookups = [found for found in calls if found.lookups]
         self._signatures = [
             (model, signature)
@@ -331,10 +334,6 @@ class Drawing:
         version = rng.choice(("", "", "/versions/1"))
         body = json.dumps({rng.choice(("ids",) * 19 + ("id",)): ids} | more).encode()
         return of_call(Call("", False, f"/v1/models/{model.name}{version}/tables/{table}:rows", body), "")
-
-
-def _has_manifest(version: Path) -> bool:
-    return (version / "assets.extra" / "lookup_manifest.json").exists()
 
 
 def _id(rng: Random) -> int:

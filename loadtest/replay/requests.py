@@ -13,17 +13,13 @@ from h2.exceptions import ProtocolError
 from hpack import NeverIndexedHeaderTuple
 
 from loadtest.live_server import LiveServer
-from loadtest.wire import framed
+from loadtest.wire import INFER_METHOD, PREDICT_METHOD, PREDICTION, framed
 from tests.conformance.random_calls import Call
 from tests.integration.h2_client import Answer, H2Client
 
-_PREDICTION = "/tensorflow.serving.PredictionService/"
 _METHODS = {
-    "/inference.GRPCInferenceService/ModelInfer": "grpc_infer",
-    f"{_PREDICTION}Predict": "grpc_predict",
-    f"{_PREDICTION}Classify": "grpc_classify",
-    f"{_PREDICTION}Regress": "grpc_regress",
-    f"{_PREDICTION}MultiInference": "grpc_multi_inference",
+    **{INFER_METHOD: "grpc_infer", PREDICT_METHOD: "grpc_predict", f"{PREDICTION}Classify": "grpc_classify"},
+    **{f"{PREDICTION}Regress": "grpc_regress", f"{PREDICTION}MultiInference": "grpc_multi_inference"},
 }
 # Requests to these routes are of one form; requests to :predict and /infer are of two forms each.
 _ROUTES = {":lookup": "lookup", ":rows": "rows", ":classify": "rest_classify", ":regress": "rest_regress"}

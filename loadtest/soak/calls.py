@@ -18,10 +18,8 @@ import numpy as np
 
 from loadtest.bench.workloads import GRPC, JSON, MODEL, Arrays, Data, check
 from loadtest.live_server import LiveServer
-from loadtest.wire import PREDICT_METHOD, message_class, message_classes
+from loadtest.wire import ANSWERS, METADATA_METHOD, PREDICT_METHOD, STATUS_METHOD, message_class, message_classes
 
-_MODEL_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
-_METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
 # Timeout of one request, much longer than even a busy machine needs.
 _PATIENCE_S = 30.0
 _OPTIONS = [
@@ -172,8 +170,8 @@ class Calls:
     def _metadata(self, channel: grpc.Channel, _source: random.Random) -> str:
         kind = message_class("tensorflow.serving.GetModelMetadataRequest")
         request = kind(model_spec={"name": MODEL}, metadata_field=["signature_def"])
-        body = _unary(channel, _METADATA, request.SerializeToString())
-        answer = message_class("tensorflow.serving.GetModelMetadataResponse").FromString(body)
+        body = _unary(channel, METADATA_METHOD, request.SerializeToString())
+        answer = message_class(ANSWERS[METADATA_METHOD]).FromString(body)
         if "signature_def" not in answer.metadata:
             raise Wrong("no signature_def")
         return "OK"
@@ -185,8 +183,8 @@ class Calls:
 
     def available(self, channel: grpc.Channel) -> set[int]:
         request = message_class("tensorflow.serving.GetModelStatusRequest")(model_spec={"name": MODEL})
-        body = _unary(channel, _MODEL_STATUS, request.SerializeToString())
-        statuses = message_class("tensorflow.serving.GetModelStatusResponse").FromString(body).model_version_status
+        body = _unary(channel, STATUS_METHOD, request.SerializeToString())
+        statuses = message_class(ANSWERS[STATUS_METHOD]).FromString(body).model_version_status
         # AVAILABLE = 30.
         return {status.version for status in statuses if status.state == 30}
 

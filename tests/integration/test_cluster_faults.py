@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from loadtest import cluster_faults, host_faults
+from loadtest import cluster_faults
 from loadtest.cluster_faults import Tally
-from loadtest.network_hosts import can_make_hosts
+from loadtest.network_hosts import Hosts, can_make_hosts
 from tests.valkey_cluster import needs_program
 
 pytestmark = [needs_program, pytest.mark.core]
@@ -42,15 +44,10 @@ def test_faults_under_load_give_no_wrong_row() -> None:
 @pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and `ip`: NO HOST WAS LOST")
 def test_lost_and_parted_hosts_under_load_give_no_wrong_row() -> None:
     found: dict[str, Tally] = {}
-    host_faults.run(
-        [host_faults.part_from_servers, host_faults.lose_host],
-        20_000,
-        1.0,
-        found.__setitem__,
-        settled_s=0.5,
-        period_s=_PERIOD_S,
-        seen_within_s=60,
-    )
+    chosen = [cluster_faults.part_from_servers, cluster_faults.lose_host]
+    how: dict[str, Any] = {"settled_s": 0.5, "period_s": _PERIOD_S, "seen_within_s": 60}
+    with Hosts(cluster_faults.NUM_HOSTS) as hosts:
+        cluster_faults.run(chosen, 20_000, 1.0, found.__setitem__, **how, hosts=hosts)
     assert [*found] == ["no fault", "part_from_servers", "lose_host"]
     assert {name: tally.wrong for name, tally in found.items()} == dict.fromkeys(found, 0)
     assert min(tally.requests for tally in found.values()) > 0
