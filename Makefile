@@ -166,7 +166,7 @@ cluster-test: SHELL := bash
 cluster-test: core  ## lose hosts, servers and nodes of a cluster under load (root; Valkey or Redis, HAProxy, nginx): 6 minutes
 	@mkdir -p build
 	set -o pipefail; { $(BIN)/python -m loadtest.replicas && $(BIN)/python -m loadtest.cluster_faults && \
-	  $(BIN)/python -m loadtest.host_faults; } | tee build/cluster-test.md
+	  $(BIN)/python -m loadtest.cluster_faults --hosts; } | tee build/cluster-test.md
 
 load: $(READY)  ## drive a running server on this machine for 20 seconds
 	$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary --exit-code-on-error 1 \

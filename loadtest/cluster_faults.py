@@ -1,12 +1,14 @@
 """Breaks a real cluster of three primaries and three replicas under load, and counts failed, stale and wrong answers.
 
   python -m loadtest.cluster_faults --rows 200000 --seconds 5
+  python -m loadtest.cluster_faults --hosts       cuts and loses hosts, which are network namespaces; needs root
 
 Two servers read the cluster, and one of them takes an upsert every tenth of a second. Readers ask both servers for
 random rows and for the rows that are upserted. A row is stale if it is older than an upsert that was visible a second
 before the request; it is wrong if it is neither the version's own nor any upsert's. Recovery is the time from the
 beginning of the fault to the end of the last failed request. At the end, the history of all reads is checked as that of
-simulated clusters is: docs/faults.md.
+simulated clusters is: docs/faults.md. With --hosts, three hosts have a primary and another primary's replica each, and
+the servers and their clients are on a fourth host.
 """
 
 from __future__ import annotations
@@ -19,19 +21,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+import redis
 
-from loadtest.live_server import LiveServer, header, row, say
-from loadtest.network_hosts import LOOPBACK, Host
+from loadtest.live_server import JSON_TYPE, LiveServer, exchange, header, row, say
+from loadtest.network_hosts import LOOPBACK, Hosts
 from loadtest.operator_view import SEEN_WITHIN_S, OperatorView
+from loadtest.steady_load import Counts, SteadyLoad
 from model_export.remote.push import push
 from service.remote.address import StoreAddress
 from tests.integration.test_remote_push import large, layout_of
@@ -53,35 +57,23 @@ _OLDEST_S, _NODE_TIMEOUT_S = 2.0, 1.0
 _PASSWORD = "first"
 # The name of the first counts, which are taken before any fault.
 NO_FAULT = "no fault"
-
-F = TypeVar("F")
+# With --hosts: the number of hosts, and the index of the host on which faults act.
+NUM_HOSTS, _LOST = 3, 0
 
 
 @dataclass
-class Tally:
+class Tally(Counts):
     """Counts of requests, rows and upserts while one fault lasts.
 
-    last_failure_s: the end of the last failed request, on time.monotonic(). worst_s: of the longest request. why: error
-    -> how often. versions: that answered. seen: what an operator saw at a server in ten seconds, and when.
+    wrong: rows. worst_s: of the longest request. seen: what an operator saw at a server in ten seconds, and when.
     """
 
     requests: int = 0
-    failed: int = 0
     stale_rows: int = 0
-    wrong_rows: int = 0
     upserts: int = 0
     failed_upserts: int = 0
-    begin_s: float = 0.0
-    last_failure_s: float = 0.0
     worst_s: float = 0.0
-    why: dict[str, int] = field(default_factory=dict)
-    versions: set[str] = field(default_factory=set)
     seen: str = ""
-
-    @property
-    def recovery_s(self) -> float:
-        """Seconds from the fault to the end of the last failed request; 0 if no request failed."""
-        return max(self.last_failure_s - self.begin_s, 0.0)
 
 
 class History:
@@ -126,7 +118,7 @@ def _cell(version: str, row: int) -> int:
     return int(version) * _CHANGED + row
 
 
-class Load:
+class Load(SteadyLoad):
     """Load of a fault test: threads that look up rows on two servers, and a thread that sends upserts.
 
     tally: their counts; the caller sets a new Tally for each fault. history: what they read and wrote.
@@ -137,57 +129,39 @@ class Load:
     """
 
     def __init__(self, servers: Sequence[LiveServer], rows: dict[str, np.ndarray], period_s: float) -> None:
+        super().__init__(*(partial(self._read, number) for number in range(_READERS)), self._write)
         self.tally = Tally()
         self.history = History()
         self._period_s = period_s
         self._servers = servers
         # Version -> its rows.
         self._rows = rows
-        self._changing = threading.Lock()
-        self._is_over = False
         # _sent: version -> number of the last upsert that was sent. _visible: version -> for each upsert, the time from
         # which it was visible, and its number.
         self._sent: dict[str, int] = dict.fromkeys(rows, 0)
         self._visible: dict[str, list[tuple[float, int]]] = {version: [] for version in rows}
-        self._threads = [threading.Thread(target=self._read, args=(n,)) for n in range(_READERS)]
-        self._threads.append(threading.Thread(target=self._write))
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over = True
-        for thread in self._threads:
-            thread.join()
 
     def _read(self, number: int) -> None:
         random = np.random.default_rng(number)
-        server = _Connection(self._servers[number % len(self._servers)].http.removeprefix("http://"))
+        server = _connection(self._servers[number % len(self._servers)].http)
         changed = np.arange(_CHANGED)
         num_rows = min(len(rows) for rows in self._rows.values())
         begin_s = noted_s = 0.0
-        while not self._is_over:
-            time.sleep(max(0.0, begin_s + self._period_s - time.monotonic()))
+        while not self.is_over.wait(max(0.0, begin_s + self._period_s - time.monotonic())):
             ids = np.concatenate([changed, random.integers(_CHANGED, num_rows, _IDS)])
             tally, begin_s = self.tally, time.monotonic()
-            status, version, answer = server.post("/v1/models/toy:lookup", {"features": {"user": ids.tolist()}})
-            end_s = time.monotonic()
-            with self._changing:
+            status, version, answer = _post(server, "/v1/models/toy:lookup", {"features": {"user": ids.tolist()}})
+            with self.counting:
                 tally.requests += 1
-                tally.worst_s = max(tally.worst_s, end_s - begin_s)
+                tally.worst_s = max(tally.worst_s, time.monotonic() - begin_s)
                 if status != 200:
-                    tally.failed += 1
-                    tally.last_failure_s = end_s
-                    why = str(answer.get("error", answer))[:120]
-                    tally.why[why] = tally.why.get(why, 0) + 1
+                    tally.fail(str(answer.get("error", answer)))
                     continue
             found = np.array(answer["embeddings"]["user"], np.float32)
             numbers = self._judge(tally, version, begin_s, ids, found)
             if begin_s >= noted_s + _NOTED_EVERY_S:
                 noted_s = begin_s
-                with self._changing:
+                with self.counting:
                     self.history.read(version, numbers, begin_s, time.monotonic())
         server.close()
 
@@ -197,7 +171,7 @@ class Load:
         numbers = []
         wrong = int((found[_CHANGED:] != rows[ids[_CHANGED:]]).any(axis=1).sum())
         stale = 0
-        with self._changing:
+        with self.counting:
             sent = self._sent[version]
             due = max((n for at_s, n in self._visible[version] if at_s + _STALE_S <= begin_s), default=0)
         for vector, own in zip(found[:_CHANGED], rows[:_CHANGED], strict=True):
@@ -208,70 +182,60 @@ class Load:
                 wrong += 1
             stale += number < due
             numbers.append(number)
-        with self._changing:
-            tally.versions.add(version)
-            tally.wrong_rows += wrong
+        with self.counting:
+            tally.versions[int(version)] += 1
+            tally.wrong += wrong
             tally.stale_rows += stale
         return numbers
 
     def _write(self) -> None:
-        server = _Connection(self._servers[0].admin)
-        while not self._is_over:
-            time.sleep(_UPSERT_EVERY_S)
-            with self._changing:
+        server = _connection(self._servers[0].admin)
+        while not self.is_over.wait(_UPSERT_EVERY_S):
+            with self.counting:
                 # Only the answer says which version the upsert changed, so until then the number counts as sent to both
                 # versions.
                 number = max(self._sent.values()) + 1
                 self._sent = dict.fromkeys(self._sent, number)
                 tally = self.tally
             body = {"ids": list(range(_CHANGED)), "rows": [[number, -number]] * _CHANGED}
-            status, _, answer = server.post("/v1/models/toy/tables/user:upsert", body)
-            with self._changing:
+            status, _, answer = _post(server, "/v1/models/toy/tables/user:upsert", body)
+            with self.counting:
                 tally.upserts += 1
-                is_visible = status == 200 and answer["is_visible"]
-                if is_visible:
+                tally.failed_upserts += status != 200
+                if status == 200 and answer["is_visible"]:
                     self.history.change(str(answer["version"]), number, time.monotonic())
+                    self._visible[str(answer["version"])].append((time.monotonic(), number))
                 else:
                     for version in self._rows:
                         self.history.change(version, number, None)
-                if status == 200 and answer["is_visible"]:
-                    self._visible[str(answer["version"])].append((time.monotonic(), number))
-                elif status != 200:
-                    tally.failed_upserts += 1
         server.close()
 
 
-class _Connection:
-    """An HTTP connection that is opened anew after a fault."""
+def _connection(address: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._connection: http.client.HTTPConnection | None = None
 
-    def post(self, path: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
-        """Posts JSON; returns status, model version and answer. Without an answer: status 0 and the error's text."""
-        try:
-            if self._connection is None:
-                self._connection = http.client.HTTPConnection(self._address, timeout=30)
-            self._connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-            answer = self._connection.getresponse()
-            return answer.status, answer.headers.get("X-Model-Version", ""), json.loads(answer.read())
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            return 0, "", {"error": f"{type(error).__name__}: {error}"}
+def _post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
+    """Posts JSON; returns status, model version and answer. Without an answer: status 0 and the error's text.
 
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
+    After an error, the next request opens the connection anew.
+    """
+    try:
+        connection.request("POST", path, json.dumps(body), dict(JSON_TYPE))
+        answer = connection.getresponse()
+        return answer.status, answer.headers.get("X-Model-Version", ""), json.loads(answer.read())
+    except (OSError, http.client.HTTPException) as error:
+        connection.close()
+        return 0, "", {"error": f"{type(error).__name__}: {error}"}
 
 
 @dataclass
 class Stage:
     """A cluster, and the model versions in it.
 
-    seconds: for how long a fault lasts at least. view: sees the present fault. secret: file of the cluster's password.
-    losses_s: moments at which replicas had taken over, or a node was empty.
+    seconds: for how long a fault lasts at least. hosts: those of the nodes; None: this machine. view: sees the present
+    fault. secret: file of the cluster's password. losses_s: moments at which replicas had taken over, or a node was
+    empty.
     """
 
     cluster: Cluster
@@ -282,6 +246,7 @@ class Stage:
     secret: Path
     address: StoreAddress
     seconds: float
+    hosts: Hosts | None
     view: OperatorView | None = None
     losses_s: list[float] = field(default_factory=list)
 
@@ -316,6 +281,32 @@ class Stage:
         """Sends the command that consists of `words` to each node of the cluster."""
         for node in self.cluster.nodes:
             node.ask(*words)
+
+    def network(self) -> Hosts:
+        assert self.hosts is not None
+        return self.hosts
+
+    def lost_nodes(self) -> list[int]:
+        """Returns the numbers of the nodes on the host on which faults act."""
+        lost = self.network().hosts[_LOST]
+        return [number for number, node in enumerate(self.cluster.nodes) if node.host == lost]
+
+    def restore(self) -> None:
+        """Waits until the cluster is whole, and makes the first three nodes its primaries again, one on each host."""
+        until(self.cluster.is_whole)
+        for number in range(NUM_HOSTS):
+            until(lambda number=number: self._is_primary(number))
+        until(self.cluster.is_whole)
+
+    def _is_primary(self, number: int) -> bool:
+        if self.role(number) == "master":
+            return True
+        # CLUSTER FAILOVER is repeated: a replica refuses it while it knows no primary, and gives up a failover after
+        # five seconds.
+        with suppress(redis.ResponseError):
+            self.cluster.nodes[number].ask("CLUSTER FAILOVER")
+        time.sleep(0.5)
+        return False
 
 
 def _kill(stage: Stage, *numbers: int, takes_over: bool = True) -> None:
@@ -451,39 +442,70 @@ def flip_version(stage: Stage) -> None:
     """Pushes a newer version, moves it to where servers look for versions, and waits until both answer with it."""
     push(stage.newer, stage.address, model="toy", tables=["user"])
     stage.newer.rename(stage.models / "2")
-    until(lambda: all(_has_version(server.http.removeprefix("http://"), "2") for server in stage.servers))
+    asked = ("/v1/models/toy/versions/2:lookup", b'{"features": {"user": [0]}}')
+    until(lambda: all(exchange(server.http, *asked)[0] == 200 for server in stage.servers))
     stage.wait()
-
-
-def _has_version(address: str, version: str) -> bool:
-    server = _Connection(address)
-    _, found, _ = server.post("/v1/models/toy:lookup", {"features": {"user": [0]}})
-    server.close()
-    return found == version
 
 
 # flip_version is last, because its new version stays, and because upserts of the other faults change the newest
 # version.
 FAULTS: tuple[Callable[[Stage], None], ...] = (
-    kill_primary,
-    kill_replica,
-    kill_host,
-    stop_primary,
-    stop_replica,
-    failover,
-    reshard,
-    memory_full,
-    read_only,
-    change_password,
-    empty_node,
-    flip_bits,
-    flip_version,
+    *(kill_primary, kill_replica, kill_host, stop_primary, stop_replica, failover, reshard, memory_full, read_only),
+    *(change_password, empty_node, flip_bits, flip_version),
 )
+
+
+def lose_host(stage: Stage) -> None:
+    """Loses a host for a time: both of its nodes end, and no packet is answered, not even with a refusal."""
+    lost = stage.lost_nodes()
+    stage.network().cut(_LOST)
+    for number in lost:
+        stage.cluster.nodes[number].kill()
+    stage.wait()
+    stage.wait_for_takeover(*lost)
+    stage.network().join(_LOST)
+    for number in lost:
+        stage.cluster.nodes[number].start()
+    stage.restore()
+
+
+def cut_host(stage: Stage) -> None:
+    """Takes a host off the network, then puts it back; the nodes on the host keep running."""
+    stage.network().cut(_LOST)
+    stage.wait()
+    stage.wait_for_takeover(*stage.lost_nodes())
+    stage.network().join(_LOST)
+    stage.restore()
+
+
+def part_from_servers(stage: Stage) -> None:
+    """Parts a host from the servers only. Other hosts still reach the parted host, so no replica takes over."""
+    hosts = stage.network()
+    hosts.part(_LOST, hosts.near)
+    stage.wait()
+    hosts.mend(_LOST, hosts.near)
+    stage.restore()
+
+
+def part_from_hosts(stage: Stage) -> None:
+    """Parts a host from the other hosts, but not from servers. For a time two nodes are primaries of the same slots."""
+    hosts = stage.network()
+    pairs = [(_LOST, other) for other in range(1, NUM_HOSTS)] + [(other, _LOST) for other in range(1, NUM_HOSTS)]
+    for number, other in pairs:
+        hosts.part(number, hosts.hosts[other].address)
+    stage.wait()
+    stage.wait_for_takeover(*stage.lost_nodes())
+    for number, other in pairs:
+        hosts.mend(number, hosts.hosts[other].address)
+    stage.restore()
+
+
+HOST_FAULTS = (lose_host, cut_host, part_from_servers, part_from_hosts)
 
 
 @contextmanager
 def _stage(
-    folder: Path, num_rows: int, seconds: float, hosts: Sequence[Host], period_s: float
+    folder: Path, num_rows: int, seconds: float, hosts: Hosts | None, period_s: float
 ) -> Iterator[tuple[Stage, Load]]:
     models = folder / "toy"
     first, rows = large(models / "1", num_rows)
@@ -491,15 +513,16 @@ def _stage(
     secret = folder / "password"
     secret.write_text(_PASSWORD)
     with ExitStack() as stack:
-        security = Security(None, _PASSWORD)
-        cluster = stack.enter_context(Cluster(folder / "nodes", 3, 1, security=security, hosts=hosts))
+        places = hosts.hosts if hosts else (LOOPBACK,)
+        nodes = Cluster(folder / "nodes", 3, 1, security=Security(None, _PASSWORD), hosts=places)
+        cluster = stack.enter_context(nodes)
         text = f"{cluster.address}?password_file={secret}&timeout_ms=5000&node_timeout_ms=500"
         address = StoreAddress.parse(text)
         push(first, address, tables=["user"])
         flags = ["--model_name=toy", f"--model_base_path={models}", "--graph_signatures=off"]
         flags += [f"--remote_tables=user={text}", "--file_system_poll_wait_seconds=0.2"]
         servers = [stack.enter_context(LiveServer(*flags)).ready() for _ in range(2)]
-        stage = Stage(cluster, servers, first, newer, models, secret, address, seconds)
+        stage = Stage(cluster, servers, first, newer, models, secret, address, seconds, hosts)
         with Load(servers, {"1": rows, "2": newer_rows}, period_s) as load:
             yield stage, load
 
@@ -512,14 +535,14 @@ def run(
     settled_s: float = 1.0,
     period_s: float = 0.0,
     seen_within_s: float = SEEN_WITHIN_S,
-    hosts: Sequence[Host] = (LOOPBACK,),
+    hosts: Hosts | None = None,
 ) -> History:
     """Runs faults one after another on one cluster; calls show with the name and the counts of each.
 
     Returns what was read and upserted.
 
     settled_s: the pause after a fault, twice. In the first one, failed requests still count for this fault.
-    period_s: as in Load. seen_within_s: what an operator sees later does not count. hosts: of the cluster's nodes.
+    period_s: as in Load. seen_within_s: what an operator sees later does not count. hosts: as in Stage.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -528,7 +551,7 @@ def run(
         time.sleep(seconds)
         show(NO_FAULT, load.tally)
         for fault in faults:
-            load.tally = tally = Tally(begin_s=time.monotonic())
+            load.tally = tally = Tally()
             server = stage.servers[0]
             with OperatorView(server.http, server.records, ["toy"], seen_within_s) as stage.view:
                 fault(stage)
@@ -540,41 +563,39 @@ def run(
             stage.losses_s.clear()
             # The old tally stays open for a while: requests that are under way when the fault ends count for this
             # fault.
-            load.tally = Tally(begin_s=time.monotonic())
+            load.tally = Tally()
             time.sleep(settled_s)
             show(fault.__name__, tally)
     return load.history
 
 
 def main() -> int:
-    """Prints a table, a line for each fault; returns 1 if any row was wrong, or a fault was not seen."""
-    return shown(__doc__, {fault.__name__: fault for fault in FAULTS}, run)
-
-
-def shown(about: str, faults: Mapping[str, F], run_all: Callable[..., History]) -> int:
-    """Runs the faults that the command line names by run_all, and prints a table.
+    """Prints a table, a line for each fault.
 
     Returns 1 if a row was wrong, if an operator did not see a fault, or if the history breaks a promise.
     """
-    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--seconds", type=float, default=5.0, help="for how long each fault lasts")
-    parser.add_argument("--faults", default=",".join(faults))
+    parser.add_argument("--hosts", action="store_true", help="faults of three hosts, in place of nodes")
+    parser.add_argument("--faults", help="names of their functions, comma-separated (default: all)")
     options = parser.parse_args()
-    chosen = [faults[name] for name in options.faults.split(",")]
+    faults = {fault.__name__: fault for fault in (HOST_FAULTS if options.hosts else FAULTS)}
+    chosen = [faults[name] for name in options.faults.split(",")] if options.faults else [*faults.values()]
     is_bad = False
 
     def show(name: str, tally: Tally) -> None:
         nonlocal is_bad
-        is_bad |= tally.wrong_rows > 0 or (name != NO_FAULT and not tally.seen)
-        counts = (tally.requests, tally.failed, tally.stale_rows, tally.wrong_rows, tally.upserts, tally.failed_upserts)
+        is_bad |= tally.wrong > 0 or (name != NO_FAULT and not tally.seen)
+        counts = (tally.requests, tally.failed, tally.stale_rows, tally.wrong, tally.upserts, tally.failed_upserts)
         say(row(name, *counts, f"{tally.recovery_s:.1f}", f"{tally.worst_s * 1e3:.0f}", tally.seen))
         for why, count in tally.why.items():
             sys.stderr.write(f"    {count} x {why}\n")
 
     counted = ("Requests", "Failed", "Stale rows", "Wrong rows", "Upserts", "Refused")
     say(header("Fault", *counted, "Recovery s", "Longest ms", "An operator saw"))
-    history = run_all(chosen, options.rows, options.seconds, show)
+    with Hosts(NUM_HOSTS) if options.hosts else nullcontext() as hosts:
+        history = run(chosen, options.rows, options.seconds, show, hosts=hosts)
     problem = history.check()
     say(f"\n{len(history.lines)} lines of history: {problem or 'no promise is broken'}")
     return int(is_bad or bool(problem))

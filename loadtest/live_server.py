@@ -6,7 +6,6 @@ import functools
 import http.client
 import json
 import os
-import shutil
 import signal
 import ssl
 import subprocess
@@ -22,6 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from loadtest.network_hosts import LOOPBACK, Host
+from tests.certificates import Authority, ssl_config
 
 ROOT = Path(__file__).parents[1]
 # Seconds to wait until the server is ready: enough for a slow machine to import TensorFlow.
@@ -53,21 +55,23 @@ class Held:
 
 
 class LiveServer:
-    """A process of `python -m service` on free ports of this machine; the `with` block always stops it.
+    """A process of `python -m service`, by default on free ports of this machine; the `with` block always stops it.
 
     Args:
       flags: flags of the server in addition to those for ports and log.
       root: the folder whose `service` is run; the installed package is, if it has none.
       python: the interpreter that runs the server.
+      host: where it runs.
 
     records: the parsed lines of its log. faults: error that the server logged -> how often; of a text only the end is
     kept, which has the cause.
     """
 
-    def __init__(self, *flags: str, root: Path = ROOT, python: str = sys.executable) -> None:
-        where = ["--host=127.0.0.1", "--port=auto", "--rest_api_port=auto", "--admin_port=auto", "--log_format=json"]
+    def __init__(self, *flags: str, root: Path = ROOT, python: str = sys.executable, host: Host = LOOPBACK) -> None:
+        where = [f"--host={host.address}", "--port=auto", "--rest_api_port=auto", "--admin_port=auto"]
+        self._host = host
         self._process = subprocess.Popen(
-            [python, "-m", "service", *where, *flags],
+            [*host.prefix, python, "-m", "service", *where, "--log_format=json", *flags],
             cwd=root,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -105,12 +109,12 @@ class LiveServer:
 
     def ready(self) -> LiveServer:
         """Waits until every model answers; raises RuntimeError if the server ends or takes too long."""
-        self._wait_for_ports()
+        url = f"{self.http}/readyz"
         end_s = time.monotonic() + _PATIENCE_S
         reason = ""
         while self.is_alive and time.monotonic() < end_s:
             try:
-                with urllib.request.urlopen(f"{self.http}/readyz", timeout=5, context=client_context()):
+                with urllib.request.urlopen(url, timeout=5, context=client_context()):
                     return self
             except urllib.error.HTTPError as error:
                 reason = error.read().decode()
@@ -119,26 +123,26 @@ class LiveServer:
             time.sleep(0.05)
         raise RuntimeError(f"the server is not ready: {reason or self._last_line}")
 
-    def _wait_for_ports(self) -> None:
+    @property
+    def ports(self) -> dict[str, int]:
+        """The numbers of http_port, grpc_port and admin_port, once the server listens; RuntimeError if it ends."""
         self._is_listening.wait(_PATIENCE_S)
         if not self._ports:
             raise RuntimeError(f"the server is not ready: {self._last_line}")
+        return self._ports
 
     @property
     def http(self) -> str:
         """The server's HTTP address, the first part of a URL."""
-        self._wait_for_ports()
-        return f"{self._scheme}://127.0.0.1:{self._ports['http_port']}"
+        return f"{self._scheme}://{self._host.address}:{self.ports['http_port']}"
 
     @property
     def admin(self) -> str:
-        self._wait_for_ports()
-        return f"127.0.0.1:{self._ports['admin_port']}"
+        return f"{self._host.address}:{self.ports['admin_port']}"
 
     @property
     def grpc(self) -> str:
-        self._wait_for_ports()
-        return f"127.0.0.1:{self._ports['grpc_port']}"
+        return f"{self._host.address}:{self.ports['grpc_port']}"
 
     @property
     def is_alive(self) -> bool:
@@ -157,12 +161,18 @@ class LiveServer:
         """Reads the resources that the server's process holds now (Linux)."""
         return held_by(self.pid)
 
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def __enter__(self) -> LiveServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.is_alive:
-            self._process.send_signal(signal.SIGTERM)
+        self.stop()
+
+    def stop(self) -> None:
+        """Stops the server by SIGTERM, as an orchestrator does, and waits until its process has ended."""
+        self.signal(signal.SIGTERM)
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
@@ -215,17 +225,15 @@ def header(*names: str) -> str:
     return f"{row(*names)}\n{'|---' * len(names)}|"
 
 
-def exchange(
-    address: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = JSON_TYPE, *, timeout_s: float = 60
-) -> tuple[int, bytes]:
-    """Sends a GET, or a POST of a body, on a connection of its own; returns status and body; raises OSError.
+def exchange(address: str, path: str, body: bytes | None = None, *, timeout_s: float = 60) -> tuple[int, bytes]:
+    """Sends a GET, or a POST of a JSON body, on a connection of its own; returns status and body; raises OSError.
 
     Args:
       address: host:port, or a URL without a path.
     """
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=timeout_s)
     try:
-        connection.request("GET" if body is None else "POST", path, body, dict(headers))
+        connection.request("GET" if body is None else "POST", path, body, dict(JSON_TYPE))
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
@@ -250,17 +258,11 @@ def export_demo(out: Path) -> Path:
     return out
 
 
-def write_ssl_config(folder: Path) -> Path | None:
-    """Writes an SSLConfig with a new certificate into a folder; returns its path, or None without openssl."""
-    if not shutil.which("openssl"):
-        return None
-    key, certificate = folder / "key.pem", folder / "cert.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    made += ["-subj", "/CN=localhost", "-days", "2", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(made, check=True, capture_output=True)
-    config = folder / "ssl.conf"
-    names = {"server_key": key, "server_cert": certificate}
-    config.write_text("".join(f"{name}: {json.dumps(file.read_text())}\n" for name, file in names.items()))
+def write_ssl_config(folder: Path) -> Path:
+    """Writes an SSLConfig with a new certificate, and this as cert.pem, into a folder; returns the SSLConfig's path."""
+    issued, config = Authority("localhost").own, folder / "ssl.conf"
+    config.write_text(ssl_config(issued))
+    config.with_name("cert.pem").write_text(issued.cert)
     return config
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import random
 import time
 from argparse import ArgumentParser
-from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import grpc
@@ -47,64 +46,40 @@ class Feature:
     is_ragged: bool
     cumulative: tuple[float, ...]
 
-    def draw(self, source: random.Random) -> int:
-        """Draws a random id; small ids are the most frequent."""
-        return bisect(self.cumulative, source.random() * self.cumulative[-1])
+    def draw(self, source: random.Random, count: int) -> list[int]:
+        """Draws random ids; small ids are the most frequent."""
+        return source.choices(range(len(self.cumulative)), cum_weights=self.cumulative, k=count)
 
+    def rows(self, source: random.Random, count: int) -> list[Any]:
+        """Draws the ids of a request's rows; a ragged row holds 0 to MAX_IDS_PER_ROW ids."""
+        if not self.is_ragged:
+            return self.draw(source, count)
+        return [self.draw(source, source.randint(0, MAX_IDS_PER_ROW)) for _ in range(count)]
 
-def features_of(tables: list[dict[str, Any]], signature: dict[str, Any]) -> list[Feature]:
-    """Returns the features of a signature, each with the Zipf weights of the ids of its table.
-
-    Args:
-      tables: the answer of `GET /v1/models/M/tables`.
-      signature: a signature of `GET /v1/models/M/metadata`.
-    """
-    inputs = signature["inputs"]
-    found = []
-    for table in tables:
-        weights = (1 / rank**ZIPF_EXPONENT for rank in range(1, table["vocabulary_size"] + 1))
-        cumulative = tuple(accumulate(weights))
-        for name in table["features"]:
-            if f"{name}__row_splits" in inputs or name in inputs:
-                found.append(Feature(name, f"{name}__row_splits" in inputs, cumulative))
-    return found
-
-
-def rows(features: list[Feature], num_rows: int, source: random.Random) -> dict[str, list[Any]]:
-    """Draws num_rows rows of ids for each feature; a ragged row holds 0 to MAX_IDS_PER_ROW ids."""
-    return {
-        feature.name: [
-            [feature.draw(source) for _ in range(source.randint(0, MAX_IDS_PER_ROW))]
-            if feature.is_ragged
-            else feature.draw(source)
-            for _ in range(num_rows)
-        ]
-        for feature in features
-    }
-
-
-def as_tensors(features: list[Feature], ids: dict[str, list[Any]]) -> dict[str, list[int]]:
-    """Converts rows to flat int64 tensors for gRPC, named NAME, or NAME__values and NAME__row_splits."""
-    tensors: dict[str, list[int]] = {}
-    for feature in features:
-        if not feature.is_ragged:
-            tensors[feature.name] = ids[feature.name]
-            continue
-        tensors[f"{feature.name}__values"] = [i for row in ids[feature.name] for i in row]
-        tensors[f"{feature.name}__row_splits"] = [0, *accumulate(len(row) for row in ids[feature.name])]
-    return tensors
+    def tensors(self, rows: list[Any]) -> dict[str, list[int]]:
+        """Converts rows to flat int64 tensors for gRPC, named NAME, or NAME__values and NAME__row_splits."""
+        if not self.is_ragged:
+            return {self.name: rows}
+        splits = [0, *accumulate(map(len, rows))]
+        return {f"{self.name}__values": [*chain.from_iterable(rows)], f"{self.name}__row_splits": splits}
 
 
 @cache
 def served_features(host: str, model: str, signature: str) -> list[Feature]:
     """Reads the features of a signature from the server; later calls return the same list."""
-    base = f"{host}/v1/models/{model}"
-    tables = requests.get(f"{base}/tables", timeout=10)
-    metadata = requests.get(f"{base}/metadata", timeout=10)
-    tables.raise_for_status()
-    metadata.raise_for_status()
-    signatures = metadata.json()["metadata"]["signature_def"]["signature_def"]
-    return features_of(tables.json()["tables"], signatures[signature])
+    documents = []
+    for name in ("tables", "metadata"):
+        answer = requests.get(f"{host}/v1/models/{model}/{name}", timeout=10)
+        answer.raise_for_status()
+        documents.append(answer.json())
+    inputs = documents[1]["metadata"]["signature_def"]["signature_def"][signature]["inputs"]
+    found = []
+    for table in documents[0]["tables"]:
+        cumulative = tuple(accumulate(1 / rank**ZIPF_EXPONENT for rank in range(1, table["vocabulary_size"] + 1)))
+        for name in table["features"]:
+            if f"{name}__row_splits" in inputs or name in inputs:
+                found.append(Feature(name, f"{name}__row_splits" in inputs, cumulative))
+    return found
 
 
 class Requests:
@@ -117,11 +92,16 @@ class Requests:
         self._num_rows: int = options.rows
         self._source = random.Random(options.seed)
 
-    def features(self, signature: str) -> list[Feature]:
-        return served_features(self._host, self.model, signature)
+    def columns(self, signature: str) -> dict[str, list[Any]]:
+        return {feature.name: rows for feature, rows in self._draw(signature)}
 
-    def draw(self, signature: str) -> dict[str, list[Any]]:
-        return rows(self.features(signature), self._num_rows, self._source)
+    def tensors(self, signature: str) -> dict[str, list[int]]:
+        pairs = (feature.tensors(rows).items() for feature, rows in self._draw(signature))
+        return dict(chain.from_iterable(pairs))
+
+    def _draw(self, signature: str) -> list[tuple[Feature, list[Any]]]:
+        features = served_features(self._host, self.model, signature)
+        return [(feature, feature.rows(self._source, self._num_rows)) for feature in features]
 
 
 def rate(user: Any) -> float:
@@ -139,12 +119,12 @@ class HttpClient(FastHttpUser):
 
     @task(3)
     def lookup(self) -> None:
-        body = {"features": self.requests.draw(LOOKUP)}
+        body = {"features": self.requests.columns(LOOKUP)}
         self.client.post(f"/v1/models/{self.requests.model}:lookup", json=body, name=":lookup")
 
     @task(1)
     def predict(self) -> None:
-        body = {"inputs": self.requests.draw(PREDICT)}
+        body = {"inputs": self.requests.columns(PREDICT)}
         self.client.post(f"/v1/models/{self.requests.model}:predict", json=body, name=":predict")
 
 
@@ -173,7 +153,7 @@ class GrpcClient(User):
         self._send(PREDICT)
 
     def _send(self, signature: str) -> None:
-        tensors = as_tensors(self.requests.features(signature), self.requests.draw(signature))
+        tensors = self.requests.tensors(signature)
         request = predict_request(self._request_class, self.requests.model, signature, tensors)
         started = time.perf_counter()
         response, failure = None, None

@@ -18,16 +18,8 @@ NUM_ROWS = 2
 _ROW_LENGTHS = (2, 1)
 _SUFFIXES = ("__values", "__row_splits", "__weights")
 DTYPES = {
-    "DT_FLOAT": "float32",
-    "DT_DOUBLE": "float64",
-    "DT_INT32": "int32",
-    "DT_INT64": "int64",
-    "DT_UINT8": "uint8",
-    "DT_INT8": "int8",
-    "DT_INT16": "int16",
-    "DT_UINT16": "uint16",
-    "DT_BOOL": "bool",
-    "DT_STRING": "object",
+    **{"DT_FLOAT": "float32", "DT_DOUBLE": "float64", "DT_STRING": "object"},
+    **{f"DT_{name.upper()}": name for name in "int32 int64 uint8 int8 int16 uint16 bool".split()},
 }
 
 Tensors = dict[str, np.ndarray[Any, Any]]

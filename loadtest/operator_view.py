@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from loadtest.live_server import exchange
+from loadtest.steady_load import SteadyLoad
 
 # Within so many seconds, an operator must see each fault.
 SEEN_WITHIN_S = 10.0
@@ -17,7 +17,7 @@ _PERIOD_S = 0.25
 _OF_REQUEST = ("request ", "slow request")
 
 
-class OperatorView:
+class OperatorView(SteadyLoad):
     """Readiness, attention (named by its alert) and log of a server, from the beginning of the `with` block to its end.
 
     Args:
@@ -35,17 +35,8 @@ class OperatorView:
         self._records = records
         self._num_read = len(records)
         self._began_s = time.monotonic()
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
         self.seen: dict[str, dict[str, float]] = {model: {} for model in models}
-
-    def __enter__(self) -> OperatorView:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
+        super().__init__(self._watch)
 
     def wait(self) -> None:
         """Waits until something was seen of each model, or ought to have been seen."""
@@ -57,16 +48,17 @@ class OperatorView:
         return ", ".join(f"{what} ({at_s:.1f} s)" for at_s, what in in_time)
 
     def _watch(self) -> None:
-        while not self._is_over.wait(_PERIOD_S):
+        while not self.is_over.wait(_PERIOD_S):
             self._look()
 
     def _look(self) -> None:
         # Pairs of a model, "" for all of them, and what was seen of it.
         found: list[tuple[str, str]] = []
         try:
-            document = json.loads(self._get("/v1/statusz"))
-            found += [(one["model"], one["alert"] or one["message"]) for one in document["attention"]]
-            found += [(model, "not ready") for model in json.loads(self._get("/readyz"))["problems"]]
+            # /readyz answers 503 with the problems.
+            told, ready = (json.loads(exchange(self._http, at, timeout_s=5)[1]) for at in ("/v1/statusz", "/readyz"))
+            found += [(one["model"], one["alert"] or one["message"]) for one in told["attention"]]
+            found += [(model, "not ready") for model in ready["problems"]]
         except OSError:
             found.append(("", "no answer"))
         records = self._records[self._num_read :]
@@ -80,11 +72,3 @@ class OperatorView:
         for model, what in found:
             for seen in self.seen.values() if not model else [self.seen.get(model, {})]:
                 seen.setdefault(what, after_s)
-
-    def _get(self, path: str) -> bytes:
-        try:
-            with urllib.request.urlopen(self._http + path, timeout=5) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as error:
-            # /readyz answers 503 with the problems.
-            return error.read()

@@ -42,10 +42,6 @@ class Skip(Exception):
     """Raised if a check must be skipped, because this machine or this model lacks something that the message names."""
 
 
-class Failed(Exception):
-    """Raised if the answer to a call is wrong."""
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """The addresses of the server, and the model that it serves.
@@ -70,20 +66,14 @@ class Place:
 Check = tuple[str, str, Callable[[], str]]
 
 
-def require(is_so: bool, otherwise: object) -> None:
-    """Raises Failed with a text if a condition is false."""
-    if not is_so:
-        raise Failed(str(otherwise))
-
-
 def _refused(call: Callable[[], object], code: grpc.StatusCode, text: str = "") -> str:
     """Makes a gRPC call that must fail with this code, and with a text that begins so."""
     try:
         call()
     except grpc.RpcError as error:
-        require(error.code() is code and error.details().startswith(text), f"{error.code()}: {error.details()}")
+        assert error.code() is code and error.details().startswith(text), f"{error.code()}: {error.details()}"
         return f"{code.name}: {error.details()}"
-    raise Failed("it was answered")
+    raise AssertionError("it was answered")
 
 
 def _program(name: str, *arguments: str) -> str:
@@ -92,7 +82,7 @@ def _program(name: str, *arguments: str) -> str:
     if binary is None:
         raise Skip(f"{name} is not on PATH")
     done = subprocess.run([binary, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S)
-    require(done.returncode == 0, done.stderr)
+    assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 
@@ -110,7 +100,7 @@ def health_checks(place: Place) -> Iterator[Check]:
         return f"first status {name(status)}"
 
     def name(status: int) -> str:
-        require(status == answers.SERVING, answers.ServingStatus.Name(status))
+        assert status == answers.SERVING, answers.ServingStatus.Name(status)
         return "SERVING"
 
     for service in ("", "tensorflow.serving.PredictionService", place.model.name):
@@ -127,12 +117,8 @@ def _described(arrays: Mapping[str, np.ndarray]) -> str:
 
 _STATUS_METHOD = ("tensorflow.serving.ModelService", "GetModelStatus")
 # Services that the server's reflection must list; it may list more.
-_EXPECTED = {
-    "grpc.health.v1.Health",
-    "grpc.reflection.v1alpha.ServerReflection",
-    "tensorflow.serving.ModelService",
-    "tensorflow.serving.PredictionService",
-}
+_EXPECTED = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+_EXPECTED |= {"tensorflow.serving.ModelService", "tensorflow.serving.PredictionService"}
 
 
 def reflection_checks(place: Place) -> Iterator[Check]:
@@ -143,7 +129,7 @@ def reflection_checks(place: Place) -> Iterator[Check]:
 
     def services() -> str:
         found = set(database.get_services())
-        require(found >= _EXPECTED, f"missing: {_EXPECTED - found}")
+        assert found >= _EXPECTED, f"missing: {_EXPECTED - found}"
         return ", ".join(sorted(found))
 
     def describe() -> str:
@@ -167,7 +153,7 @@ def reflection_checks(place: Place) -> Iterator[Check]:
     def status() -> str:
         states = call(*_STATUS_METHOD, lambda request: None).model_version_status
         # AVAILABLE = 30.
-        require(30 in [state.state for state in states], states)
+        assert 30 in [state.state for state in states], states
         return str(states)
 
     def predict() -> str:
@@ -178,13 +164,12 @@ def reflection_checks(place: Place) -> Iterator[Check]:
             for name, array in signature.tensors().items():
                 tensor = request.inputs[name]
                 tensor.dtype = {"int64": 9, "int32": 3, "float32": 1, "object": 7}[array.dtype.name]
-                for size in array.shape:
-                    tensor.tensor_shape.dim.add().size = size
+                tensor.tensor_shape.MergeFrom(type(tensor.tensor_shape)(dim=[{"size": size} for size in array.shape]))
                 field = {9: "int64_val", 3: "int_val", 1: "float_val", 7: "string_val"}[tensor.dtype]
                 getattr(tensor, field).extend(array.ravel().tolist())
 
         outputs = call("tensorflow.serving.PredictionService", "Predict", fill).outputs
-        require(bool(outputs), "no outputs")
+        assert bool(outputs), "no outputs"
         return f"{signature.name}: {', '.join(sorted(outputs))}"
 
     yield "reflection", "list", services
@@ -224,12 +209,11 @@ def serving_api_checks(place: Place) -> Iterator[Check]:
     prediction = apis["prediction_service_pb2_grpc"].PredictionServiceStub(channel)
     models = apis["model_service_pb2_grpc"].ModelServiceStub(channel)
 
-    def request(module: str, message: str, signature: str = "") -> Any:
-        made = getattr(apis[f"{module}_pb2"], message)()
-        made.model_spec.name, made.model_spec.signature_name = model.name, signature
-        return made
+    def request(module: str, message: str, signature: str = "", **fields: Any) -> Any:
+        spec = {"name": model.name, "signature_name": signature}
+        return getattr(apis[f"{module}_pb2"], message)(model_spec=spec, **fields)
 
-    def example() -> Any:
+    def examples() -> dict[str, Any]:
         found = tf.train.Example()
         for name, value in place.example.items():
             values = value if isinstance(value, list) else [value]
@@ -240,54 +224,50 @@ def serving_api_checks(place: Place) -> Iterator[Check]:
                 feature.float_list.value.extend(values)
             else:
                 feature.bytes_list.value.extend(str(v).encode() for v in values)
-        return found
+        return {"example_list": {"examples": [found]}}
 
     def predict(signature: Signature) -> str:
         asked = request("predict", "PredictRequest", signature.name)
         for name, tensor in signature.tensors().items():
             asked.inputs[name].CopyFrom(tf.make_tensor_proto(tensor))
         response = prediction.Predict(asked, _TIMEOUT_S)
-        require(bool(response.outputs), "no outputs")
-        require(response.model_spec.signature_name == signature.name, f"answered for {response.model_spec}")
+        assert bool(response.outputs), "no outputs"
+        assert response.model_spec.signature_name == signature.name, f"answered for {response.model_spec}"
         return _described({name: tf.make_ndarray(tensor) for name, tensor in response.outputs.items()})
 
     def classify(signature: Signature) -> str:
-        asked = request("classification", "ClassificationRequest", signature.name)
-        asked.input.example_list.examples.append(example())
+        asked = request("classification", "ClassificationRequest", signature.name, input=examples())
         (found,) = prediction.Classify(asked, _TIMEOUT_S).result.classifications
         return ", ".join(f"{c.label!r} {c.score:g}" for c in found.classes)
 
     def regress(signature: Signature) -> str:
-        asked = request("regression", "RegressionRequest", signature.name)
-        asked.input.example_list.examples.append(example())
+        asked = request("regression", "RegressionRequest", signature.name, input=examples())
         (found,) = prediction.Regress(asked, _TIMEOUT_S).result.regressions
         return f"{found.value:g}"
 
     def multi_inference() -> str:
-        asked = apis["inference_pb2"].MultiInferenceRequest()
+        asked = apis["inference_pb2"].MultiInferenceRequest(input=examples())
         for method in ("regress", "classify"):
             task = asked.tasks.add(method_name=f"tensorflow/serving/{method}")
             task.model_spec.name, task.model_spec.signature_name = model.name, model.of_method(method)[0].name
-        asked.input.example_list.examples.append(example())
         kinds = [result.WhichOneof("result") for result in prediction.MultiInference(asked, _TIMEOUT_S).results]
-        require(kinds == ["regression_result", "classification_result"], kinds)
+        assert kinds == ["regression_result", "classification_result"], kinds
         return f"{len(kinds)} results"
 
     def metadata() -> str:
-        asked = request("get_model_metadata", "GetModelMetadataRequest")
-        asked.metadata_field.append("signature_def")
+        asked = request("get_model_metadata", "GetModelMetadataRequest", metadata_field=["signature_def"])
         signatures = apis["get_model_metadata_pb2"].SignatureDefMap()
         answer = prediction.GetModelMetadata(asked, _TIMEOUT_S)
-        require(answer.metadata["signature_def"].Unpack(signatures), "no SignatureDefMap")
+        assert answer.metadata["signature_def"].Unpack(signatures), "no SignatureDefMap"
         names = sorted(signatures.signature_def)
-        require(names == [s.name for s in model.signatures], f"other than over HTTP: {names}")
+        assert names == [s.name for s in model.signatures], f"other than over HTTP: {names}"
         return ", ".join(names)
 
     def status() -> str:
         states = models.GetModelStatus(request("get_model_status", "GetModelStatusRequest"), _TIMEOUT_S)
         kinds = apis["get_model_status_pb2"].ModelVersionStatus
         found = states.model_version_status
-        require(kinds.AVAILABLE in [one.state for one in found], found)
+        assert kinds.AVAILABLE in [one.state for one in found], found
         return ", ".join(f"version {one.version} {kinds.State.Name(one.state)}" for one in found)
 
     def reload() -> str:
@@ -295,12 +275,11 @@ def serving_api_checks(place: Place) -> Iterator[Check]:
         base_path = str(place.base_path.resolve())
         asked.config.model_config_list.config.add(name=model.name, base_path=base_path, model_platform="tensorflow")
         response = models.HandleReloadConfigRequest(asked, _TIMEOUT_S)
-        require(response.status.error_code == 0, response.status)
+        assert response.status.error_code == 0, response.status
         return "OK, and " + status()
 
     def unknown_model() -> str:
-        asked = request("predict", "PredictRequest")
-        asked.model_spec.name = "no_such_model"
+        asked = apis["predict_pb2"].PredictRequest(model_spec={"name": "no_such_model"})
         text = "Servable not found for request: Latest(no_such_model)"
         return _refused(lambda: prediction.Predict(asked, _TIMEOUT_S), grpc.StatusCode.NOT_FOUND, text)
 
@@ -336,10 +315,10 @@ def triton_checks(place: Place) -> Iterator[Check]:
 
     def describe(wire: str, address: str) -> str:
         _, triton = client(wire, address)
-        require(triton.is_server_live() and triton.is_server_ready() and triton.is_model_ready(name), "not ready")
+        assert triton.is_server_live() and triton.is_server_ready() and triton.is_model_ready(name), "not ready"
         metadata = triton.get_model_metadata(name)
         found = metadata if isinstance(metadata, dict) else {"name": metadata.name, "platform": metadata.platform}
-        require(found["name"] == name, found)
+        assert found["name"] == name, found
         return str(found)
 
     def infer(wire: str, address: str) -> str:
@@ -357,7 +336,7 @@ def triton_checks(place: Place) -> Iterator[Check]:
         response = result.get_response()
         outputs = response["outputs"] if isinstance(response, dict) else [{"name": o.name} for o in response.outputs]
         arrays = {output["name"]: result.as_numpy(output["name"]) for output in outputs}
-        require(bool(arrays) and all(isinstance(array, np.ndarray) for array in arrays.values()), response)
+        assert bool(arrays) and all(isinstance(array, np.ndarray) for array in arrays.values()), response
         return _described(arrays)
 
     for wire, address in (("http", place.http.removeprefix("http://")), ("grpc", place.grpc)):

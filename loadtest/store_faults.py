@@ -28,6 +28,7 @@ import httpx
 
 from loadtest.live_server import header, row
 from loadtest.operator_view import OperatorView
+from loadtest.steady_load import SteadyLoad
 from tests.integration.process import ServerProcess, write_models
 from tests.integration.s3_server import BUCKET, S3Server
 from tests.integration.store_proxy import Fault, StoreProxy
@@ -185,33 +186,23 @@ class Broken:
         return fault.fault if fault is not None and rest == f"2/{fault.on}" else None
 
 
-class Reader:
+class Reader(SteadyLoad):
     """A thread that asks models for a row all the time; counts requests and answers that are wrong or errors."""
 
     def __init__(self, server: ServerProcess, models: Sequence[str]) -> None:
         self.requests = dict.fromkeys(models, 0)
         self.failed = dict.fromkeys(models, 0)
-        self._http = httpx.Client(base_url=str(server.http.base_url), timeout=60)
-        self._is_over = False
-        self._thread = threading.Thread(target=self._read)
-
-    def __enter__(self) -> Reader:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over = True
-        self._thread.join()
-        self._http.close()
+        self._url = str(server.http.base_url)
+        super().__init__(self._read)
 
     def _read(self) -> None:
-        while not self._is_over:
-            for model in self.requests:
-                answer = self._http.post(f"/v1/models/{model}:lookup", json={"features": {"user": [1]}})
-                self.requests[model] += 1
-                if answer.status_code != 200 or answer.json()["embeddings"]["user"] not in ([[1, 10]], [[2, 20]]):
-                    self.failed[model] += 1
-            time.sleep(0.02)
+        with httpx.Client(base_url=self._url, timeout=60) as client:
+            while not self.is_over.wait(0.02):
+                for model in self.requests:
+                    answer = client.post(f"/v1/models/{model}:lookup", json={"features": {"user": [1]}})
+                    self.requests[model] += 1
+                    if answer.status_code != 200 or answer.json()["embeddings"]["user"] not in ([[1, 10]], [[2, 20]]):
+                        self.failed[model] += 1
 
 
 @contextmanager

@@ -9,8 +9,20 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-PREDICT_METHOD = "/tensorflow.serving.PredictionService/Predict"
-INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+PREDICTION, _MODELS = "/tensorflow.serving.PredictionService/", "/tensorflow.serving.ModelService/"
+PREDICT_METHOD, INFER_METHOD = f"{PREDICTION}Predict", "/inference.GRPCInferenceService/ModelInfer"
+STATUS_METHOD, METADATA_METHOD = f"{_MODELS}GetModelStatus", f"{PREDICTION}GetModelMetadata"
+RELOAD_METHOD = f"{_MODELS}HandleReloadConfigRequest"
+# Method -> the name of the message that answers it.
+ANSWERS = {
+    INFER_METHOD: "inference.ModelInferResponse",
+    f"{PREDICTION}Classify": "tensorflow.serving.ClassificationResponse",
+    f"{PREDICTION}Regress": "tensorflow.serving.RegressionResponse",
+    RELOAD_METHOD: "tensorflow.serving.ReloadConfigResponse",
+    **{f"{PREDICTION}{name}": f"tensorflow.serving.{name}Response" for name in ("Predict", "MultiInference")},
+    METADATA_METHOD: "tensorflow.serving.GetModelMetadataResponse",
+    STATUS_METHOD: "tensorflow.serving.GetModelStatusResponse",
+}
 DT_STRING, DT_INT64 = 7, 9
 
 
@@ -64,9 +76,7 @@ def message_classes() -> tuple[type[Any], type[Any]]:
 
 def predict_request(request_class: type[Any], model: str, signature: str, tensors: dict[str, list[int]]) -> Any:
     """Makes a PredictRequest of int64 tensors of rank 1."""
-    request = request_class()
-    request.model_spec.name = model
-    request.model_spec.signature_name = signature
+    request = request_class(model_spec={"name": model, "signature_name": signature})
     for name, values in tensors.items():
         tensor = request.inputs[name]
         tensor.dtype = DT_INT64

@@ -39,6 +39,11 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         self.pem = _pem(builder.sign(self._key, hashes.SHA256()))
 
+    @property
+    def own(self) -> Issued:
+        """The authority's own key and certificate, which it signed itself."""
+        return Issued(key_pem(self._key), self.pem)
+
     def issue(self, name: str = "localhost", ends: datetime.datetime | None = None) -> Issued:
         """Signs a certificate for a name and for the address 127.0.0.1, and returns it with its private key.
 

@@ -358,13 +358,14 @@ ALSO_KNOWN: dict[str, set[str]] = {
     # These load tests call adopt() themselves, because a command would import TensorFlow again for each model.
     "loadtest/foreign/children.py": {"model_export"},
     "loadtest/bench/models.py": {"model_export", "tests.toy_model"},
+    # Servers with TLS have a certificate as those of the tests have.
+    "loadtest/live_server.py": {"tests.certificates"},
     # This load test writes the attacked table without TensorFlow.
     "loadtest/attacks/targets.py": {"tests.toy_described"},
     # This load test writes versions, starts nodes and pushes tables with the code of the tests of remote tables.
     "loadtest/cluster_faults.py": {"model_export.remote.push", "service.remote.address", "tests"},
     # This load test uses the object stores of the tests, and the tests' proxy that breaks their answers.
     "loadtest/store_faults.py": {"tests"},
-    "loadtest/host_faults.py": {"tests.valkey_cluster"},
     # This load test writes versions of the toy model, because they differ in their rows and need no TensorFlow, and it
     # waits as the tests of servers do.
     "loadtest/replicas/fleet.py": {"tests.integration.process", "tests.toy_model"},

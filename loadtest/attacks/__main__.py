@@ -1,7 +1,6 @@
 """Attacks a server; prints how each attack slows another client, what memory it costs, and how the server reacts.
 
 python -m loadtest.attacks                              # all cases on servers that it starts
-python -m loadtest.attacks --server_cpus=0 --client_cpus=1
 python -m loadtest.attacks --grpc=127.0.0.1:8500 --http=127.0.0.1:8501 --pid=1234 --model=movielens --feature=user
 python -m loadtest.attacks --only='http2.ping*' --seconds=2
 
@@ -15,16 +14,14 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import ipaddress
-import os
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from loadtest.attacks import targets as peers
 from loadtest.attacks.cases import CASES
 from loadtest.attacks.measuring import Result, Victim, measure
-from loadtest.attacks.targets import Target
+from loadtest.attacks.targets import Target, ours, targets_of
 from loadtest.live_server import header, row, say
 
 # Limits for an attack on this project's server: the longest wait of the other client (the victim), that wait's ratio to
@@ -47,13 +44,8 @@ def main() -> int:
             if not _is_loopback(where.rpartition(":")[0]):
                 say(f"{where} is not this machine: give --other_hosts if you may attack it")
                 return 2
-    if options.client_cpus:
-        os.sched_setaffinity(0, _cpus(options.client_cpus))
     with ExitStack() as stack:
-        targets = _targets(options, flags, stack)
-        for target in targets if options.server_cpus else []:
-            peers.pin(target.pids, _cpus(options.server_cpus))
-        return _run(targets, names, options)
+        return _run(_targets(options, flags, stack), names, options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,9 +60,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each attack")
     parser.add_argument("--quiet_seconds", type=float, default=1.0, help="measured before it")
-    parser.add_argument("--threads", type=int, default=1, help="of our server")
-    parser.add_argument("--server_cpus", default="", help="such as 0: where servers run")
-    parser.add_argument("--client_cpus", default="", help="such as 1: where the victim and the attacker run")
     return parser
 
 
@@ -79,13 +68,13 @@ def _targets(options: argparse.Namespace, flags: list[str], stack: ExitStack) ->
     if options.grpc or options.http:
         host = (options.grpc or options.http).rpartition(":")[0].strip("[]")
         ports = [int(where.rpartition(":")[2]) if where else None for where in (options.grpc, options.http)]
-        return peers.targets_of(host, ports[0], ports[1], options.model, options.feature, tuple(options.pid))
+        return targets_of(host, ports[0], ports[1], options.model, options.feature, tuple(options.pid))
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attacks-")))
-    return stack.enter_context(peers.ours(folder, options.threads, flags))
+    return stack.enter_context(ours(folder, flags))
 
 
 def _run(targets: list[Target], names: list[str], options: argparse.Namespace) -> int:
-    say(header("case", "peer", "quiet, ms", "attacked, ms", "memory, MiB", "the attacker got", "sent, MB"))
+    say(header("case", "port", "quiet, ms", "attacked, ms", "memory, MiB", "the attacker got", "sent, MB"))
     beyond = []
     for name in names:
         for target in targets:
@@ -134,10 +123,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _cpus(text: str) -> set[int]:
-    return {int(number) for number in text.split(",")}
 
 
 if __name__ == "__main__":

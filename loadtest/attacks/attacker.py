@@ -225,9 +225,23 @@ class Attacker:
             for conn in conns:
                 conn.wait(min(time.monotonic() + 0.001, self.end_s))
 
-    def again_and_again(self, request: bytes) -> None:
+    def hold(self, count: int, begun: bytes, *, is_raw: bool = False, is_admin: bool = False) -> None:
+        """Sends bytes on each of many connections, and then nothing; waits until the server closes all of them."""
+        conns = self.connections(count, is_raw=is_raw, is_admin=is_admin)
+        for conn in conns:
+            conn.send([begun], self.end_s)
+        self.until_closed(conns)
+
+    def open_and_close(self, *, is_raw: bool = False) -> None:
+        """Opens connections one after the other, and closes each without a request."""
         while not self.is_over:
-            conn = self.connect()
+            if (conn := self.connect(is_raw=is_raw)) is not None:
+                conn.end()
+
+    def again_and_again(self, request: bytes, *, is_admin: bool = False) -> None:
+        """Sends a request on one new connection after another, and waits for each answer."""
+        while not self.is_over:
+            conn = self.connect(is_admin=is_admin)
             if conn is None:
                 time.sleep(0.01)
                 continue
@@ -283,10 +297,9 @@ def gzipped_zeros(mebibytes: int) -> bytes:
 
 
 Attack = Callable[[Attacker], None]
-# The protocol of an attacked port. http2 only: HTTP/2 without HTTP/1.1. grpc: HTTP/2 with gRPC. json: HTTP/1.1 with
-# JSON. tls: HTTP/1.1 or HTTP/2 over TLS. reference: HTTP/1.1 with an admin port and callers, beside a victim whose
-# requests the reference server answers.
-Port = Literal["http2", "http2 only", "grpc", "http1", "json", "tls", "reference"]
+# The protocol of an attacked port. grpc: HTTP/2 with gRPC. json: HTTP/1.1 with JSON. tls: HTTP/1.1 or HTTP/2 over TLS.
+# reference: HTTP/1.1 with an admin port and callers, beside a victim whose requests the reference server answers.
+Port = Literal["http2", "grpc", "http1", "json", "tls", "reference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,15 +322,12 @@ class Case:
     def fits(self, target: Target) -> bool:
         fits = {
             "http2": target.wire == "http2",
-            "http2 only": target.wire == "http2" and not target.takes_http1,
             "grpc": target.is_grpc,
             "http1": target.wire == "http1",
             "json": target.wire == "http1" and bool(target.large_body),
-            "tls": True,
-            "reference": True,
         }
         is_same_kind = bool(target.admin_port) == (self.port == "reference")
-        return fits[self.port] and is_same_kind and target.is_tls == (self.port == "tls")
+        return fits.get(self.port, True) and is_same_kind and target.is_tls == (self.port == "tls")
 
 
 class Cases(dict[str, Case]):
@@ -325,8 +335,7 @@ class Cases(dict[str, Case]):
 
     def row(self, name: str, what: str, attack: Attack, port: Port, **more: Any) -> None:
         """Adds an attack, whose name begins with its protocol; more: the other fields of Case."""
-        wire = {"json": "http1", "http2 only": "http2"}.get(port, port)
-        self[f"{wire}.{name}"] = Case(what, attack, port, **({"is_ended": True} | more))
+        self[f"{'http1' if port == 'json' else port}.{name}"] = Case(what, attack, port, **({"is_ended": True} | more))
 
     def add(self, port: Port, **more: Any) -> Callable[[Attack], Attack]:
         """Returns a decorator that adds a function, whose docstring describes the attack."""

@@ -122,10 +122,7 @@ def unread_answers(attacker: Attacker) -> None:
 @CASES.add("http1", is_ended=False)
 def new_connections(attacker: Attacker) -> None:
     """Opens connections one after the other, and closes each at once, without a request."""
-    while not attacker.is_over:
-        conn = attacker.connect(is_raw=True)
-        if conn is not None:
-            conn.end()
+    attacker.open_and_close(is_raw=True)
 
 
 @CASES.add("http1", is_ended=False)
@@ -138,11 +135,7 @@ def unknown_paths(attacker: Attacker) -> None:
 @CASES.add("http1", least_s=3.0)
 def half_heads(attacker: Attacker) -> None:
     """Sends 60 KB of a request's head on each of 500 connections, and never the end of the head."""
-    begun = attacker.target.head() + b"x: " + b"y" * _HALF_HEAD_BYTES
-    conns = attacker.connections(_HALF_HEADS)
-    for conn in conns:
-        conn.send([begun], attacker.end_s)
-    attacker.until_closed(conns)
+    attacker.hold(_HALF_HEADS, attacker.target.head() + b"x: " + b"y" * _HALF_HEAD_BYTES)
 
 
 @CASES.add("json", is_ended=False)

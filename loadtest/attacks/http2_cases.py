@@ -9,19 +9,10 @@ from functools import partial
 from typing import Any
 
 from loadtest.attacks import frames
-from loadtest.attacks.attacker import Attacker, Cases, Conn, Port, gzipped_zeros, repeated
-from loadtest.attacks.frames import (
-    ACK,
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    INITIAL_WINDOW_SIZE,
-    PING,
-    PRIORITY,
-)
+from loadtest.attacks.attacker import Attacker, Cases, Conn, gzipped_zeros, repeated
+from loadtest.attacks.frames import ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, PING
 from loadtest.attacks.targets import Target
+from loadtest.wire import METADATA_METHOD, RELOAD_METHOD, STATUS_METHOD
 
 CASES = Cases()
 # Number of streams that an attack opens on one connection; servers allow 100 to 1000.
@@ -37,6 +28,7 @@ _CONNECTIONS, _FEW_CONNECTIONS, _UNFINISHED = 100, 10, 500
 _FRAME_BYTES = 16384
 
 Pieces = Callable[[Attacker], Iterable[bytes]]
+Connect = Callable[[Attacker], Conn]
 
 
 def _streams(first: int = 1) -> Iterator[int]:
@@ -96,21 +88,8 @@ _LONG_FIELD = frames.frame(CONTINUATION, 0, 1, frames.field(b"a", b"b" * 1000))
 _RESIZES = (b"\x20" + frames.integer(4096, 5, 0x20)) * 3000
 
 
-def _promises(attacker: Attacker) -> Iterator[bytes]:
-    promise = (2).to_bytes(4) + attacker.target.fields()
-    return repeated(frames.frame(frames.PUSH_PROMISE, END_HEADERS, 1, promise))
-
-
-def _priority(target: Target, stream: int) -> bytes:
-    return frames.frame(PRIORITY, 0, stream, bytes([0, 0, 0, 0, 16]))
-
-
 def _overflown(size: int) -> Callable[[Target, int], bytes]:
     return lambda target, stream: target.open_request(stream) + frames.window_update(stream, size)
-
-
-def _more_data(target: Target, stream: int) -> bytes:
-    return target.request(stream) + frames.frame(DATA, 0, stream, b"x")
 
 
 def _half_requests(attacker: Attacker) -> Iterator[bytes]:
@@ -125,17 +104,9 @@ def _in_bytes(target: Target, stream: int) -> bytes:
     return b"".join([frames.frame(HEADERS, 0, stream), *parts, end])
 
 
-def _resizing(target: Target, stream: int) -> bytes:
-    return frames.frame(HEADERS, END_HEADERS, stream, _RESIZES + target.fields()) + frames.reset(stream)
-
-
 def _huffman(size: int) -> bytes:
     # In HPACK's Huffman code 00000 is the letter "0", so zero bytes decode to one letter for each 5 bits.
     return b"\x00" + frames.integer(1, 7) + b"x" + frames.integer(size, 7, 0x80) + bytes(size)
-
-
-def _huffman_block(target: Target, stream: int) -> bytes:
-    return frames.header_frames(stream, target.fields() + _huffman(65_000), END_STREAM)
 
 
 def _header_bomb(first: bytes, more: bytes) -> Pieces:
@@ -155,14 +126,7 @@ _BOMB = _header_bomb(frames.field(b"x", b"y" * 3900, first=0x40), b"\xbe" * 12_0
 
 
 def _flood(
-    name: str,
-    what: str,
-    pieces: bytes | Pieces,
-    connect: Callable[[Attacker], Conn] = Attacker.http2,
-    *,
-    reads: bool = True,
-    port: Port = "http2",
-    is_ended: bool = True,
+    name: str, what: str, pieces: bytes | Pieces, connect: Connect = Attacker.http2, *, reads: bool = True, **more: Any
 ) -> None:
     """Adds an attack that sends pieces, or one again and again, on one connection until the time is over."""
 
@@ -170,7 +134,7 @@ def _flood(
         conn = connect(attacker) if reads else attacker.http2(receive_bytes=4096)
         attacker.flood(repeated(pieces) if isinstance(pieces, bytes) else pieces(attacker), conn, reads=reads)
 
-    CASES.row(name, what, attack, port, is_ended=is_ended)
+    CASES.row(name, what, attack, **({"port": "http2"} | more))
 
 
 def _each(name: str, what: str, make: Callable[[Target, int], bytes], **more: Any) -> None:
@@ -214,18 +178,33 @@ _flood("zero_window", "requests for megabytes on 100 streams whose windows are 0
 _flood(
     "window_changes", "SETTINGS that open and close 100 large streams", _settings(1000) + _settings(0), _waiting_large
 )
-_flood("push_promises", "PUSH_PROMISE frames, which only a server may send", _promises, _begun)
-_each("priority_flood", "PRIORITY frames for streams that the client never opens", _priority)
+_each(
+    "priority_flood",
+    "PRIORITY frames for streams that the client never opens",
+    lambda t, s: frames.frame(frames.PRIORITY, 0, s, bytes([0, 0, 0, 0, 16])),
+)
 _each("rapid_reset", "requests that are canceled at once", lambda t, s: t.request(s) + frames.reset(s))
 _each("open_and_reset", "requests canceled before their body", lambda t, s: t.open_request(s) + frames.reset(s))
 _each("made_you_reset", "WINDOW_UPDATEs of 0 bytes, to be answered with RST_STREAM", _overflown(0))
 _each("made_you_reset_by_window", "WINDOW_UPDATEs that overflow the window of their stream", _overflown(2**31 - 1))
-_each("made_you_reset_by_data", "complete requests, each followed by DATA on its closed stream", _more_data)
+_each(
+    "made_you_reset_by_data",
+    "complete requests, each followed by DATA on its closed stream",
+    lambda t, s: t.request(s) + frames.frame(DATA, 0, s, b"x"),
+)
 _each("requests_flood", "small requests with large windows", lambda t, s: t.request(s), connect=_wide, is_ended=False)
 _flood("half_requests", "requests on 1000 streams that never end", _half_requests, is_ended=False)
 _each("byte_continuations", "header blocks in CONTINUATION frames of 1 byte", _in_bytes)
-_each("table_resizes", "header blocks that resize the HPACK table 3,000 times each", _resizing)
-_each("hpack_huffman_flood", "header blocks with 65 KB of Huffman code; the client reads the answers", _huffman_block)
+_each(
+    "table_resizes",
+    "header blocks that resize the HPACK table 3,000 times each",
+    lambda t, s: frames.frame(HEADERS, END_HEADERS, s, _RESIZES + t.fields()) + frames.reset(s),
+)
+_each(
+    "hpack_huffman_flood",
+    "header blocks with 65 KB of Huffman code; the client reads the answers",
+    lambda t, s: frames.header_frames(s, t.fields() + _huffman(65_000), END_STREAM),
+)
 _flood("hpack_index_bomb", "references of 1 byte to a header field of 3.9 KB, 12,000 a request", _BOMB)
 _flood(
     "hpack_huffman", "header values of 12 KB in Huffman code that decode to 19 KB", _header_bomb(b"", _huffman(12_000))
@@ -278,12 +257,6 @@ def no_preface(attacker: Attacker) -> None:
     for conn in conns[::2]:
         conn.send([frames.PREFACE[:10]], attacker.end_s)
     attacker.until_closed(conns)
-
-
-@CASES.add("http2 only")
-def wrong_preface(attacker: Attacker) -> None:
-    """Sends HTTP/1.1 requests to the port for HTTP/2."""
-    attacker.flood(repeated(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"))
 
 
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
@@ -428,8 +401,7 @@ _ODD_METADATA = (
 @CASES.add("grpc", is_ended=False)
 def odd_metadata(attacker: Attacker) -> None:
     """Makes calls with malformed deadlines, unknown encodings, and metadata that is neither valid base64 nor text."""
-    path = "/tensorflow.serving.ModelService/GetModelStatus"
-    heads = itertools.cycle([attacker.target.fields(pair, path=path) for pair in _ODD_METADATA])
+    heads = itertools.cycle([attacker.target.fields(pair, path=STATUS_METHOD) for pair in _ODD_METADATA])
     _calls(attacker, lambda stream: _call(next(heads), stream, b""))
 
 
@@ -454,8 +426,7 @@ def _metadata_request(target: Target, stream: int) -> bytes:
     return b"\x0a%c" % len(spec) + spec + b"\x12\x0dsignature_def"
 
 
-_SERVICES = "/tensorflow.serving."
-_same_call("model_metadata", "GetModelMetadata", f"{_SERVICES}PredictionService/GetModelMetadata", _metadata_request)
+_same_call("model_metadata", "GetModelMetadata", METADATA_METHOD, _metadata_request)
 _same_call(
     "reflections",
     "reflection calls that ask for the file of a service",
@@ -465,6 +436,6 @@ _same_call(
 _same_call(
     "reloads",
     "HandleReloadConfigRequest, half of the calls without a list of models, and half with a malformed one",
-    f"{_SERVICES}ModelService/HandleReloadConfigRequest",
+    RELOAD_METHOD,
     lambda target, stream: b"" if stream % 4 == 1 else b"\xff",
 )

@@ -61,7 +61,7 @@ class Victim:
         assert self._ours.poll(_START_S), "the victim does not start"
         problem = self._ours.recv()
         if problem:
-            raise RuntimeError(f"{target.peer} does not answer: {problem}")
+            raise RuntimeError(f"{target.name} does not answer: {problem}")
 
     def waits(self) -> Waits:
         """Returns the victim's response times since the previous call, including that of the request in flight now."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -29,14 +29,12 @@ class Target:
 
     body: body of the small request; empty: that request is a GET.
     large_body: body of a request with an answer of megabytes.
-    takes_http1: whether a port that speaks HTTP/2 also speaks HTTP/1.1.
     pids: the processes whose memory is watched.
     admin_port: the port of the admin routes, if the small request is one that a reference server answers; else 0.
     credentials: header line with the token of a caller that has all rights, if the server has callers.
     model, feature: what the small request reads, on a server of this project; its table has the feature's name.
     """
 
-    peer: str
     wire: Wire
     host: str
     port: int
@@ -45,8 +43,7 @@ class Target:
     large_body: bytes = b""
     is_grpc: bool = False
     is_tls: bool = False
-    takes_http1: bool = False
-    pids: tuple[int, ...] = field(default=())
+    pids: tuple[int, ...] = ()
     admin_port: int = 0
     credentials: bytes = b""
     model: str = ""
@@ -54,10 +51,9 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The name of the server; with TLS, also the protocol."""
-        if self.admin_port:
-            return f"{self.peer} reference"
-        return f"{self.peer} {self.wire}" if self.is_tls else self.peer
+        """The protocol of the port; "reference" for the victim's requests to a reference server."""
+        wire = "reference" if self.admin_port else "h2c" if self.wire == "http2" and not self.is_grpc else self.wire
+        return f"{wire} over TLS" if self.is_tls else wire
 
     def connect(self, *, receive_bytes: int | None = None) -> socket.socket:
         """Opens a connection to the port, with TLS if the port uses it.
@@ -144,16 +140,16 @@ def targets_of(
     Args:
       model, feature: what the victim looks up; ids 0 and 1 must be in its table.
     """
+    one = partial(Target, host=host, model=model, feature=feature, pids=pids)
     found = []
     if grpc_port:
         small, large = (_message(model, feature, ids) for ids in ([1], [1] * _LARGE_IDS))
-        named = Target("ours", "http2", host, grpc_port, PREDICT_METHOD, small, large, is_grpc=True, pids=pids)
-        found.append(replace(named, model=model, feature=feature))
+        found.append(one("http2", port=grpc_port, path=PREDICT_METHOD, body=small, large_body=large, is_grpc=True))
     if http_port:
         small, large = (json.dumps({"features": {feature: ids}}).encode() for ids in ([1], [1] * _LARGE_IDS))
-        named = Target("ours", "http1", host, http_port, f"/v1/models/{model}:lookup", small, large, pids=pids)
-        found.append(replace(named, model=model, feature=feature))
-        found.append(replace(found[-1], peer="ours h2c", wire="http2", takes_http1=True))
+        path = f"/v1/models/{model}:lookup"
+        found.append(one("http1", port=http_port, path=path, body=small, large_body=large))
+        found.append(replace(found[-1], wire="http2"))
     return found
 
 
@@ -161,9 +157,8 @@ def reference_of(
     host: str, http_port: int, admin_port: int, model: str, feature: str, pids: tuple[int, ...] = ()
 ) -> Target:
     """Returns a server with the file of write_callers() as a target, whose victim asks for a model's status."""
-    path = f"/v1/models/{model}"
-    signed = Target("ours", "http1", host, http_port, path, pids=pids, admin_port=admin_port, credentials=_CREDENTIALS)
-    return replace(signed, model=model, feature=feature)
+    named = Target("http1", host, http_port, f"/v1/models/{model}", model=model, feature=feature)
+    return replace(named, pids=pids, admin_port=admin_port, credentials=_CREDENTIALS)
 
 
 def write_callers(folder: Path) -> Path:
@@ -193,26 +188,20 @@ def _message(model: str, feature: str, ids: list[int]) -> bytes:
 
 
 @contextmanager
-def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]:
-    """Serves a small model with three servers of this project: one is plain, one has callers, and one has TLS ports.
-
-    The last is left out if openssl is not installed.
-    """
+def ours(folder: Path, flags: list[str]) -> Iterator[list[Target]]:
+    """Serves a small model with three servers of this project: one is plain, one has callers, and one has TLS ports."""
     write_version(folder / _MODEL / "1")
     given = [f"--model_base_path={folder / _MODEL}", f"--model_name={_MODEL}", "--graph_signatures=off"]
-    given += [f"--threads={threads}", *_IMPATIENT, *flags]
+    given += ["--threads=1", *_IMPATIENT, *flags]
     with ExitStack() as stack:
         server = stack.enter_context(LiveServer(*given))
         found = _of_server(server.ready())
         signed = stack.enter_context(
             LiveServer(*given, f"--auth_config={write_callers(folder)}", f"--delta_journal_dir={folder}")
         ).ready()
-        http_port, admin_port = (int(where.rpartition(":")[2]) for where in (signed.http, signed.admin))
-        found.append(reference_of(HOST, http_port, admin_port, _MODEL, _FEATURE, (signed.pid,)))
+        ports = signed.ports
+        found.append(reference_of(HOST, ports["http_port"], ports["admin_port"], _MODEL, _FEATURE, (signed.pid,)))
         config = write_ssl_config(folder)
-        if config is None:
-            yield found
-            return
         # Do not wait until the second server, which has the TLS ports, is ready: the victim's first request waits until
         # that server's model is loaded.
         second = stack.enter_context(LiveServer(*given, *server_flags(config)))
@@ -220,17 +209,10 @@ def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]
 
 
 def _of_server(server: LiveServer) -> list[Target]:
-    grpc_port, http_port = (int(where.rpartition(":")[2]) for where in (server.grpc, server.http))
-    return targets_of(HOST, grpc_port, http_port, _MODEL, _FEATURE, (server.pid,))
+    ports = server.ports
+    return targets_of(HOST, ports["grpc_port"], ports["http_port"], _MODEL, _FEATURE, (server.pid,))
 
 
 def secured(targets: list[Target]) -> list[Target]:
     """Returns the same ports with TLS instead of plain TCP. With TLS, the HTTP port offers HTTP/1.1 only."""
     return [replace(target, is_tls=True) for target in targets if target.is_grpc or target.wire == "http1"]
-
-
-def pin(pids: tuple[int, ...], processors: set[int]) -> None:
-    """Binds all threads of processes to processors (Linux); threads that the processes start later are bound too."""
-    for pid in pids:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            os.sched_setaffinity(int(task), processors)

@@ -107,27 +107,19 @@ def _handshake(protocol: str) -> Iterator[Callable[[socket.socket], _Records]]:
 _BEGUN_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50)
 
 
-def _hellos(attacker: Attacker, begun: bytes) -> None:
-    """Sends the first bytes of a TLS handshake on 300 connections; waits until the server closes all connections."""
-    conns = attacker.connections(300, is_raw=True)
-    for conn in conns:
-        conn.send([begun], attacker.end_s)
-    attacker.until_closed(conns)
-
-
-@CASES.add("tls")
-def handshakes(attacker: Attacker) -> None:
-    """Begins TLS handshakes on 300 connections, and sends nothing after their first bytes."""
-    _hellos(attacker, _BEGUN_HELLO)
-
-
-@CASES.add("tls", is_ended=False)
-def whole_handshakes(attacker: Attacker) -> None:
-    """Makes complete TLS handshakes one after another, and closes each connection without a request."""
-    while not attacker.is_over:
-        conn = attacker.connect()
-        if conn is not None:
-            conn.end()
+CASES.row(
+    "handshakes",
+    "Begins TLS handshakes on 300 connections, and sends nothing after their first bytes.",
+    lambda attacker: attacker.hold(300, _BEGUN_HELLO, is_raw=True),
+    "tls",
+)
+CASES.row(
+    "whole_handshakes",
+    "Makes complete TLS handshakes one after another, and closes each connection without a request.",
+    Attacker.open_and_close,
+    "tls",
+    is_ended=False,
+)
 
 
 @CASES.add("tls")
@@ -141,8 +133,7 @@ def change_cipher_specs(attacker: Attacker) -> None:
 @CASES.add("tls")
 def large_hellos(attacker: Attacker) -> None:
     """Sends the first 60 KB of a ClientHello of 65 KB on each of 300 connections, and never the rest."""
-    hello = b"\x01\x00\xfe\x00\x03\x03" + bytes(60_000)
-    _hellos(attacker, _in_records(hello))
+    attacker.hold(300, _in_records(b"\x01\x00\xfe\x00\x03\x03" + bytes(60_000)), is_raw=True)
 
 
 @CASES.add("tls")

@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         _say("preparing the models ...")
         prepared(folder / "models", size, models_of(wanted))
         write_answers(folder / "answers", data)
-        how = Options(rounds, seconds, options.connections, options.streams, *_cores())
+        how = Options(rounds, seconds, options.connections, *_cores())
         _say(f"starting servers for {len(wanted)} cases ...")
         measured = measure(wanted, folder, data, how, _say)
     starts = None
@@ -74,7 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each case in each round")
     parser.add_argument("--connections", type=int, default=32)
-    parser.add_argument("--streams", type=int, default=1, help="gRPC calls at once on each connection")
     parser.add_argument("--only", action="append", metavar="PATTERN", help="cases of such names; may be given again")
     parser.add_argument("--quick", action="store_true", help="one round of a second")
     parser.add_argument("--tiny", action="store_true", help="tiny tables: shows that it works, measures nothing")

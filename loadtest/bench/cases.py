@@ -7,24 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.bench.workloads import (
-    BINARY,
-    GRPC,
-    GRPC_KEYS,
-    INFER,
-    INFER_JSON,
-    JSON,
-    JSON_KEYS,
-    MODEL,
-    REST,
-    Encoded,
-    Wire,
-)
+from loadtest.bench import workloads as work
 from loadtest.live_server import ROOT, LiveServer, server_flags, write_ssl_config
 
 
@@ -39,56 +27,29 @@ def bound_to(cores: frozenset[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-class Service(LiveServer):
-    """A process of the service that is bound to processor cores."""
-
-    def __init__(self, cores: frozenset[int], flags: Sequence[str]) -> None:
-        with bound_to(cores):
-            super().__init__("--file_system_poll_wait_seconds=0", *flags)
-
-    def wait(self) -> None:
-        """Waits until the service answers; raises RuntimeError if it ends, or does not answer in time."""
-        self.ready()
-
-    def port(self, *, is_grpc: bool) -> int:
-        return int((self.grpc if is_grpc else self.http).rsplit(":", 1)[1])
-
-    def stop(self) -> None:
-        """Stops the service and waits until its process has ended."""
-        self.__exit__()
-
-
 class Baseline:
-    """Process of a baseline server (loadtest.bench.baselines), bound to processor cores; it sends constant answers."""
+    """Process of a baseline server (loadtest.bench.baselines), which sends constant answers from its only port."""
 
-    def __init__(self, cores: frozenset[int], kind: str, answers: Path) -> None:
+    def __init__(self, kind: str, answers: Path) -> None:
         command = [sys.executable, "-m", "loadtest.bench.baselines", kind, str(answers)]
-        with bound_to(cores):
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, bufsize=1)
-        self._port = 0
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.pid = self._process.pid
 
-    def wait(self) -> None:
+    def ready(self) -> Baseline:
         """Waits until the baseline server has written its port; raises RuntimeError if the server ends before that."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
         if not line.strip().isdigit():
-            raise RuntimeError(f"{self.process.args} ended at its start")
-        self._port = int(line)
-
-    def port(self, *, is_grpc: bool) -> int:
-        return self._port
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+            raise RuntimeError(f"{self._process.args} ended at its start")
+        self.ports = dict.fromkeys(("grpc_port", "http_port"), int(line))
+        return self
 
     def stop(self) -> None:
-        """Stops the baseline server and waits until its process has ended."""
-        self.process.kill()
-        self.process.communicate()
+        self._process.kill()
+        self._process.communicate()
 
 
-Server = Service | Baseline
+Server = LiveServer | Baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +65,7 @@ class Mode:
     headers: tuple[tuple[str, str], ...] = ()
     is_tls: bool = False
 
-    def encoded(self, encoded: Encoded, *, is_grpc: bool) -> Encoded:
+    def encoded(self, encoded: work.Encoded, *, is_grpc: bool) -> work.Encoded:
         """Returns a request's body and headers as a client in this mode sends them."""
         body, headers = encoded
         name = "grpc-encoding" if is_grpc else "content-encoding"
@@ -129,15 +90,14 @@ def write_mode_files(folder: Path) -> None:
     """Writes the files that flags of MODES name into folder / "modes"."""
     files = folder / "modes"
     files.mkdir(parents=True, exist_ok=True)
-    if write_ssl_config(files) is None:
-        raise RuntimeError("openssl is not installed; the mode TLS needs it")
+    write_ssl_config(files)
     (files / "token").write_text(_TOKEN)
     (files / "auth.toml").write_text(
         '[[caller]]\nname = "bench"\ntoken_file = ["token"]\n[[caller.allow]]\nmodels = ["*"]\nrights = ["predict"]\n'
     )
     model, log = (json.dumps(str(path)) for path in (folder / "models" / "model", files / "log" / "requests"))
     logging = f"log_collector_config {{ filename_prefix: {log} }} sampling_config {{ sampling_rate: 0.01 }}"
-    config = f'name: "{MODEL}" base_path: {model} model_platform: "tensorflow" logging_config {{ {logging} }}'
+    config = f'name: "{work.MODEL}" base_path: {model} model_platform: "tensorflow" logging_config {{ {logging} }}'
     (files / "models.pbtxt").write_text(f"model_config_list {{ config {{ {config} }} }}")
 
 
@@ -153,7 +113,7 @@ class Case:
     row: str
     workload: str
     server: str
-    wire: Wire
+    wire: work.Wire
     path: str = ""
     is_constant: bool = False
     is_free: bool = False
@@ -174,6 +134,7 @@ class Ratio:
 
 
 _LOOKUPS = "--graph_signatures=off"
+NO_POLLS = "--file_system_poll_wait_seconds=0"
 # A request may wait 60 s in the server's queue. The requests of workload W3 are so slow that, with 32 connections, the
 # default limit would make the server refuse some of them and falsify the figures.
 _PATIENT = "--max_queue_ms=60000"
@@ -196,15 +157,15 @@ SERVERS: Mapping[str, tuple[str, tuple[str, ...]] | str] = {
 NEED_CARGO = ("hyper constant, gRPC", "hyper constant, JSON")
 
 
-def start(server: str, folder: Path, cores: frozenset[int]) -> Server:
+def start(server: str, folder: Path) -> Server:
     found = SERVERS[server]
     if isinstance(found, str):
-        return Baseline(cores, found, folder / "answers")
+        return Baseline(found, folder / "answers")
     model, flags = found
     flags = tuple(flag.replace("{files}", str(folder / "modes")) for flag in flags)
     if not any(flag.startswith("--model_config_file=") for flag in flags):
-        flags = (f"--model_name={MODEL}", f"--model_base_path={folder / 'models' / model}", *flags)
-    return Service(cores, flags)
+        flags = (f"--model_name={work.MODEL}", f"--model_base_path={folder / 'models' / model}", *flags)
+    return LiveServer(NO_POLLS, *flags)
 
 
 def models_of(wanted: Iterable[Case]) -> set[str]:
@@ -214,30 +175,30 @@ def models_of(wanted: Iterable[Case]) -> set[str]:
 def cases() -> Iterator[Case]:
     """Yields all cases of the benchmark, in the order in which the report shows them."""
     for row, wire, workloads in (
-        ("gRPC", GRPC, "W1 W2 W3 W4 W5"),
-        ("JSON", JSON, "W1 W2"),
-        ("binary", BINARY, "W1 W2 W3 W4 W5"),
-        ("REST", REST, "W1 W2 W5"),
-        ("Open Inference gRPC", INFER, "W1 W2 W3 W4 W5"),
-        ("Open Inference JSON", INFER_JSON, "W1 W2 W5"),
+        ("gRPC", work.GRPC, "W1 W2 W3 W4 W5"),
+        ("JSON", work.JSON, "W1 W2"),
+        ("binary", work.BINARY, "W1 W2 W3 W4 W5"),
+        ("REST", work.REST, "W1 W2 W5"),
+        ("Open Inference gRPC", work.INFER, "W1 W2 W3 W4 W5"),
+        ("Open Inference JSON", work.INFER_JSON, "W1 W2 W5"),
     ):
         for workload in workloads.split():
             yield Case(row, workload, "service with TensorFlow" if workload == "W5" else "service", wire)
-    yield Case("gRPC, keys", "W2", "service, keys", GRPC_KEYS)
-    yield Case("JSON, keys", "W2", "service, keys", JSON_KEYS)
-    yield Case("gRPC, TensorFlow signature", "W2", "TensorFlow lookup", GRPC)
-    yield Case("gRPC, TensorFlow signature", "W5", "TensorFlow predict", GRPC)
+    yield Case("gRPC, keys", "W2", "service, keys", work.GRPC_KEYS)
+    yield Case("JSON, keys", "W2", "service, keys", work.JSON_KEYS)
+    yield Case("gRPC, TensorFlow signature", "W2", "TensorFlow lookup", work.GRPC)
+    yield Case("gRPC, TensorFlow signature", "W5", "TensorFlow predict", work.GRPC)
     for threads in ("one thread", "two threads"):
-        for row, wire in (("gRPC", GRPC), ("JSON", JSON)):
+        for row, wire in (("gRPC", work.GRPC), ("JSON", work.JSON)):
             yield Case(f"{row}, {threads}", "W2", threads, wire, is_free=True)
     for workload in ("W1", "W2", "W3"):
         path = f"/constant/{workload}"
-        yield Case("gRPC, grpcio constant", workload, "grpcio constant", GRPC, path, is_constant=True)
-        yield Case("gRPC, hyper constant", workload, "hyper constant, gRPC", GRPC, path, is_constant=True)
+        yield Case("gRPC, grpcio constant", workload, "grpcio constant", work.GRPC, path, is_constant=True)
+        yield Case("gRPC, hyper constant", workload, "hyper constant, gRPC", work.GRPC, path, is_constant=True)
         if workload != "W3":
-            yield Case("JSON, hyper constant", workload, "hyper constant, JSON", JSON, path, is_constant=True)
+            yield Case("JSON, hyper constant", workload, "hyper constant, JSON", work.JSON, path, is_constant=True)
     for name, mode in MODES.items():
-        for row, wire, workloads in (("gRPC", GRPC, "W1 W2 W5"), ("JSON", JSON, "W1 W2")):
+        for row, wire, workloads in (("gRPC", work.GRPC, "W1 W2 W5"), ("JSON", work.JSON, "W1 W2")):
             for workload in workloads.split():
                 yield Case(f"{row}, {name}", workload, f"service, {name}", wire, mode=mode)
 

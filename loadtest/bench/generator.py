@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,29 +61,11 @@ class Shot:
     busy: float
 
 
-def h2load(
-    url: str, body_file: Path, *, is_grpc: bool, headers: Mapping[str, str], connections: int, streams: int = 1
-) -> list[str]:
-    """Returns the command that posts a file's bytes to a URL, over HTTP/2 for gRPC; its duration is still to be added.
-
-    Raises:
-      LoadError: h2load is not installed.
-    """
-    program = shutil.which("h2load")
-    if program is None:
-        raise LoadError("h2load is not installed; on Debian and Ubuntu: apt install nghttp2-client")
-    grpc_headers = {"content-type": "application/grpc", "te": "trailers"} if is_grpc else {}
-    fields = [f"--header={name}: {value}" for name, value in (grpc_headers | headers).items()]
-    wire = [f"-m{streams}"] if is_grpc else ["--h1"]
-    return [program, *wire, f"-c{connections}", f"--data={body_file}", *fields, url]
-
-
 def drive(
     ask: Ask,
     port: int,
     *,
     connections: int = 32,
-    streams: int = 1,
     seconds: float,
     warm_s: float,
     server_cpu_s: Callable[[], float],
@@ -98,7 +80,7 @@ def drive(
         before_s = _children_s()
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            running = [_start(ask, i, port, folder, share, streams, warm_s + seconds) for i, share in enumerate(shares)]
+            running = [_start(ask, i, port, folder, share, warm_s + seconds) for i, share in enumerate(shares)]
             try:
                 time.sleep(warm_s)
                 used_s, started_s = server_cpu_s(), time.time()
@@ -111,7 +93,7 @@ def drive(
                     process.communicate()
             busy = (_children_s() - before_s) / (warm_s + seconds + _AFTER_S)
             for i, text in enumerate(told):
-                _check(ask, i, text, shares[i] * streams)
+                _check(ask, i, text, shares[i])
             answers = _answers("".join((folder / f"log{i}").read_text() for i in range(at_once)))
         ends_s, lasted_us = answers.T
         measured = lasted_us[(ends_s >= started_s) & (ends_s < ended_s)]
@@ -122,16 +104,19 @@ def drive(
     raise LoadError(f"{ask.path}: no answer in {seconds / 2:g} s")
 
 
-def _start(
-    ask: Ask, number: int, port: int, folder: Path, connections: int, streams: int, seconds: float
-) -> subprocess.Popen[str]:
+def _start(ask: Ask, number: int, port: int, folder: Path, connections: int, seconds: float) -> subprocess.Popen[str]:
+    program = shutil.which("h2load")
+    if program is None:
+        raise LoadError("h2load is not installed; on Debian and Ubuntu: apt install nghttp2-client")
     body = ask.bodies[number]
     file = folder / f"body{number}"
     file.write_bytes(framed(body, flag=int(ask.is_gzipped)) if ask.is_grpc else body)
     scheme = "https" if ask.is_tls else "http"
-    url, headers = f"{scheme}://127.0.0.1:{port}{ask.path}", dict(ask.headers[number])
-    command = h2load(url, file, is_grpc=ask.is_grpc, headers=headers, connections=connections, streams=streams)
+    headers = {"content-type": "application/grpc", "te": "trailers"} if ask.is_grpc else {}
+    fields = [f"--header={name}: {value}" for name, value in (headers | dict(ask.headers[number])).items()]
+    command = [program, "-m1" if ask.is_grpc else "--h1", f"-c{connections}", f"--data={file}", *fields]
     command += [f"--duration={round((seconds + _AFTER_S) * 1000)}ms", f"--log-file={folder / f'log{number}'}"]
+    command.append(f"{scheme}://127.0.0.1:{port}{ask.path}")
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

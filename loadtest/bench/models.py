@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.bench.workloads import FULL, LOOKUP, PREDICT, SMALL, TINY, Arrays, Data, key_of
+from loadtest.foreign.frameworks import save_module
 from loadtest.live_server import ROOT
 from tests.toy_model import INDEX, MANIFEST, SHARD, bundle_index
 
@@ -31,11 +32,11 @@ MODELS = {"model": (PREDICT, LOOKUP), "model_keys": (LOOKUP,), "graph_lookup": (
 
 _SPEC = """
 [tables.user]
-variable = "tables/user"
+variable = "kept/0/user"
 [tables.item]
-variable = "tables/item"
+variable = "kept/0/item"
 [tables.tag]
-variable = "tables/tag"
+variable = "kept/0/tag"
 combiner = "mean"
 [features.user]
 table = "user"
@@ -92,36 +93,27 @@ def _with_vocabularies(data: Data, folder: Path) -> str:
 def _save(data: Data, target: Path, names: tuple[str, ...]) -> None:
     import tensorflow as tf
 
-    class Model(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tables = {name: tf.Variable(table, name=name) for name, table in data.tables.items()}
-            self.tower = {name: tf.Variable(weights, name=name) for name, weights in data.tower.items()}
+    tables = {name: tf.Variable(table, name=name) for name, table in data.tables.items()}
+    tower = {name: tf.Variable(weights, name=name) for name, weights in data.tower.items()}
 
-        def _looked_up(self, user: Any, item: Any, values: Any, row_splits: Any) -> dict[str, Any]:
-            ragged = tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
-            tags = tf.math.segment_mean(tf.gather(self.tables["tag"], ragged.values), ragged.value_rowids())
-            return {
-                "user": tf.gather(self.tables["user"], user),
-                "item": tf.gather(self.tables["item"], item),
-                # Add zeros for the rows without tags at the end of the batch, for which segment_mean returns nothing.
-                "tags": tf.pad(tags, [[0, tf.shape(user)[0] - tf.shape(tags)[0]], [0, 0]]),
-            }
+    def lookup(user: Any, item: Any, tags__values: Any, tags__row_splits: Any) -> dict[str, Any]:
+        ragged = tf.RaggedTensor.from_row_splits(tags__values, tags__row_splits, validate=False)
+        tags = tf.math.segment_mean(tf.gather(tables["tag"], ragged.values), ragged.value_rowids())
+        return {
+            "user": tf.gather(tables["user"], user),
+            "item": tf.gather(tables["item"], item),
+            # Add zeros for the rows without tags at the end of the batch, for which segment_mean returns nothing.
+            "tags": tf.pad(tags, [[0, tf.shape(user)[0] - tf.shape(tags)[0]], [0, 0]]),
+        }
 
-        def lookup(self, user: Any, item: Any, tags__values: Any, tags__row_splits: Any) -> dict[str, Any]:
-            return self._looked_up(user, item, tags__values, tags__row_splits)
+    def predict(user: Any, item: Any, tags__values: Any, tags__row_splits: Any) -> dict[str, Any]:
+        found = lookup(user, item, tags__values, tags__row_splits)
+        joined = tf.concat([found["user"], found["item"], found["tags"]], 1)
+        hidden = tf.nn.relu(tf.matmul(joined, tower["kernel_1"]) + tower["bias_1"])
+        return {"score": tf.matmul(hidden, tower["kernel_2"]) + tower["bias_2"]}
 
-        def serving_default(self, user: Any, item: Any, tags__values: Any, tags__row_splits: Any) -> dict[str, Any]:
-            found = self._looked_up(user, item, tags__values, tags__row_splits)
-            joined = tf.concat([found["user"], found["item"], found["tags"]], 1)
-            hidden = tf.nn.relu(tf.matmul(joined, self.tower["kernel_1"]) + self.tower["bias_1"])
-            return {"score": tf.matmul(hidden, self.tower["kernel_2"]) + self.tower["bias_2"]}
-
-    model = Model()
-    inputs = ("user", "item", "tags__values", "tags__row_splits")
-    specs = [tf.TensorSpec([None], tf.int64, name) for name in inputs]
-    signatures = {name: tf.function(getattr(model, name), input_signature=specs) for name in names}
-    tf.saved_model.save(model, str(target), signatures=signatures)
+    calls = {LOOKUP: lookup, PREDICT: predict}
+    save_module(target, {name: calls[name] for name in names}, [tables, tower])
 
 
 TABLES = {"user": (30_000_000, 64), "item": (9_000_000, 64), "tag": (50_000, 32)}

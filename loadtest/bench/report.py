@@ -89,11 +89,9 @@ def commit() -> str:
 
 def machine() -> dict[str, Any]:
     """Describes the machine by its processor, cores and Python version, without its host name."""
-    model = platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    model = [*models, platform.machine()][0]
     return {"processor": model, "cores": os.cpu_count(), "python": platform.python_version()}
 
 

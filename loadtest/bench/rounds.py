@@ -29,7 +29,6 @@ class Options:
     rounds: int
     seconds: float
     connections: int
-    streams: int
     server_cores: frozenset[int]
     generator_cores: frozenset[int]
 
@@ -68,13 +67,13 @@ def running(wanted: Sequence[Case], folder: Path, options: Options) -> Iterator[
         for case in wanted:
             if case.server not in servers:
                 cores = everything if case.is_free else options.server_cores
-                servers[case.server] = start(case.server, folder, cores)
+                with bound_to(cores):
+                    servers[case.server] = start(case.server, folder)
                 if len(servers) == 1:
-                    # Wait until the first server is ready before others start. The others then read their files from
-                    # the page cache.
-                    servers[case.server].wait()
-        for server in servers.values():
-            server.wait()
+                    # The other servers then read their files from the page cache.
+                    servers[case.server].ready()
+        for server in [*servers.values()][1:]:
+            server.ready()
         yield servers
     finally:
         for server in servers.values():
@@ -96,9 +95,8 @@ def measure(
                 with bound_to(cores):
                     shot = drive(
                         asks[case.name],
-                        server.port(is_grpc=case.wire.is_grpc),
+                        server.ports[case.wire.port],
                         connections=options.connections,
-                        streams=options.streams if case.wire.is_grpc else 1,
                         seconds=options.seconds,
                         warm_s=_WARM_SHARE * options.seconds,
                         server_cpu_s=lambda case=case: cpu_s(servers[case.server].pid),
@@ -119,7 +117,7 @@ def ask_of(case: Case, data: Data, server: Server) -> Ask:
     plain = [case.wire.encode(case.workload, inputs) for inputs in requests]
     is_grpc = case.wire.is_grpc
     sent = [case.mode.encoded(encoded, is_grpc=is_grpc) for encoded in plain]
-    answers = (_call_grpc if is_grpc else _call_http)(server.port(is_grpc=is_grpc), path, case.mode, plain, sent)
+    answers = (_call_grpc if is_grpc else _call_http)(server.ports[case.wire.port], path, case.mode, plain, sent)
     sizes = []
     for inputs, (nbytes, body, headers) in zip(requests, answers, strict=True):
         sizes.append(nbytes)

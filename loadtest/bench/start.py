@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import time
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.bench.cases import Service
+from loadtest.bench.cases import NO_POLLS
 from loadtest.bench.models import TABLES, large_request, prepared, write_large_model
 from loadtest.bench.workloads import LOOKUP, MODEL, TINY
-from loadtest.live_server import Held, cpu_s, exchange, held_by
+from loadtest.live_server import Held, LiveServer, cpu_s, exchange
 
 AT_MOST_S = 1.0
 _PATIENCE_S = 120.0
@@ -67,11 +66,9 @@ def _first_answer(base: Path, tables: Any) -> tuple[float, float, Held]:
     body = json.dumps({"features": features}).encode()
     where = (f"--model_name={MODEL}", f"--model_base_path={base}", "--graph_signatures=off")
     started_s = time.perf_counter()
-    server = Service(frozenset(os.sched_getaffinity(0)), where)
-    try:
-        address = f"127.0.0.1:{server.port(is_grpc=False)}"
+    with LiveServer(NO_POLLS, *where) as server:
         while True:
-            status, answer = exchange(address, f"/v1/models/{MODEL}:{LOOKUP}", body, timeout_s=_PATIENCE_S)
+            status, answer = exchange(server.http, f"/v1/models/{MODEL}:{LOOKUP}", body, timeout_s=_PATIENCE_S)
             seconds, used_s = time.perf_counter() - started_s, cpu_s(server.pid)
             if status == 200 or seconds > _PATIENCE_S:
                 break
@@ -81,6 +78,4 @@ def _first_answer(base: Path, tables: Any) -> tuple[float, float, Held]:
         found = json.loads(answer)["embeddings"]
         for name, rows in expected.items():
             np.testing.assert_array_equal(np.array(found[name], np.float32), rows)
-        return seconds, used_s, held_by(server.pid)
-    finally:
-        server.stop()
+        return seconds, used_s, server.held()

@@ -15,15 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from loadtest.wire import (
-    DT_STRING,
-    INFER_METHOD,
-    PREDICT_METHOD,
-    message_class,
-    message_classes,
-    predict_request,
-    varint,
-)
+from loadtest import wire
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 # A request: its body, and its headers besides those of the protocol.
@@ -165,20 +157,26 @@ class Wire:
     encode: Callable[[str, Arrays], Encoded]
     decode: Callable[[bytes, dict[str, str]], Arrays]
 
+    @property
+    def port(self) -> str:
+        """The name of the server's port."""
+        return "grpc_port" if self.is_grpc else "http_port"
+
 
 def _encode_grpc(workload: str, inputs: Arrays) -> Encoded:
     values = {name: array.tolist() for name, array in inputs.items()}
-    message = predict_request(message_classes()[0], MODEL, signature_of(workload), values)
+    message = wire.predict_request(wire.message_classes()[0], MODEL, signature_of(workload), values)
     return message.SerializeToString(), ()
 
 
-def decode_grpc(body: bytes, _headers: dict[str, str]) -> Arrays:
-    """Decodes the outputs in a PredictResponse, which must all be float32 values in float_val."""
-    answer = message_classes()[1].FromString(body)
-    return {
-        name: np.array(tensor.float_val, np.float32).reshape([dim.size for dim in tensor.tensor_shape.dim])
-        for name, tensor in answer.outputs.items()
-    }
+def _decode_grpc(body: bytes, _headers: dict[str, str]) -> Arrays:
+    """Decodes the outputs in a PredictResponse, which must all be float32 values."""
+    found = {}
+    for name, tensor in wire.message_classes()[1].FromString(body).outputs.items():
+        content = tensor.tensor_content
+        values = np.frombuffer(content, "<f4") if content else np.array(tensor.float_val, np.float32)
+        found[name] = values.reshape([dim.size for dim in tensor.tensor_shape.dim])
+    return found
 
 
 def _by_row(inputs: Arrays) -> dict[str, Any]:
@@ -213,10 +211,10 @@ def _decode_rest(body: bytes, _headers: dict[str, str]) -> Arrays:
 
 def _encode_grpc_keys(workload: str, inputs: Arrays) -> Encoded:
     splits = {name: array.tolist() for name, array in inputs.items() if name.endswith("__row_splits")}
-    message = predict_request(message_classes()[0], MODEL, signature_of(workload), splits)
+    message = wire.predict_request(wire.message_classes()[0], MODEL, signature_of(workload), splits)
     for name in inputs.keys() - splits.keys():
         tensor = message.inputs[name]
-        tensor.dtype = DT_STRING
+        tensor.dtype = wire.DT_STRING
         tensor.tensor_shape.dim.add().size = len(inputs[name])
         tensor.string_val.extend(key_of(row).encode() for row in inputs[name].tolist())
     return message.SerializeToString(), ()
@@ -231,7 +229,7 @@ def _encode_json_keys(_workload: str, inputs: Arrays) -> Encoded:
 
 
 def _encode_infer(workload: str, inputs: Arrays) -> Encoded:
-    message = message_class("inference.ModelInferRequest")(model_name=MODEL)
+    message = wire.message_class("inference.ModelInferRequest")(model_name=MODEL)
     message.parameters["signature_name"].string_param = signature_of(workload)
     for name, ids in inputs.items():
         message.inputs.add(name=name, datatype="INT64", shape=[len(ids)])
@@ -240,7 +238,7 @@ def _encode_infer(workload: str, inputs: Arrays) -> Encoded:
 
 
 def _decode_infer(body: bytes, _headers: dict[str, str]) -> Arrays:
-    answer = message_class("inference.ModelInferResponse").FromString(body)
+    answer = wire.message_class("inference.ModelInferResponse").FromString(body)
     return {
         output.name: np.frombuffer(raw, "<f4").reshape(output.shape)
         for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
@@ -279,18 +277,18 @@ def _decode_binary(body: bytes, headers: dict[str, str]) -> Arrays:
     return found
 
 
-GRPC = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc, decode_grpc)
+GRPC = Wire(True, lambda _: wire.PREDICT_METHOD, _encode_grpc, _decode_grpc)
 JSON = Wire(False, lambda _: f"/v1/models/{MODEL}:{LOOKUP}", _encode_json, _decode_json)
 REST = Wire(False, lambda _: f"/v1/models/{MODEL}:predict", _encode_rest, _decode_rest)
-GRPC_KEYS = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc_keys, decode_grpc)
+GRPC_KEYS = Wire(True, lambda _: wire.PREDICT_METHOD, _encode_grpc_keys, _decode_grpc)
 JSON_KEYS = Wire(False, JSON.path, _encode_json_keys, _decode_json)
-INFER = Wire(True, lambda _: INFER_METHOD, _encode_infer, _decode_infer)
+INFER = Wire(True, lambda _: wire.INFER_METHOD, _encode_infer, _decode_infer)
 INFER_JSON = Wire(False, lambda _: f"/v2/models/{MODEL}/infer", _encode_infer_json, _decode_infer_json)
 BINARY = Wire(False, INFER_JSON.path, _encode_binary, _decode_binary)
 
 
 def grpc_answer(arrays: Arrays) -> bytes:
-    answer = message_classes()[1]()
+    answer = wire.message_classes()[1]()
     answer.model_spec.name = MODEL
     answer.model_spec.signature_name = LOOKUP
     answer.model_spec.version.value = 1
@@ -302,7 +300,7 @@ def grpc_answer(arrays: Arrays) -> bytes:
         # Packed floats are little-endian bytes, so the whole message is parsed from bytes; appending the floats one by
         # one takes seconds.
         packed = array.astype("<f4").tobytes()
-        tensor.MergeFromString(b"\x2a" + varint(len(packed)) + packed)
+        tensor.MergeFromString(b"\x2a" + wire.varint(len(packed)) + packed)
     return answer.SerializeToString()
 
 

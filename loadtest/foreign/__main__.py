@@ -17,15 +17,12 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from loadtest.foreign.models import ForeignModel, all_models, model_named
-from loadtest.foreign.module_models import GOLDEN_VARIABLE
 from loadtest.live_server import header, say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Tests the chosen foreign models; returns 0 if each was skipped, or adopted with answers equal to the bit."""
     arguments = _parser().parse_args(argv)
-    if arguments.golden:
-        os.environ[GOLDEN_VARIABLE] = str(arguments.golden.resolve())
     models = _random(arguments) if arguments.random else _chosen(arguments.only)
     if arguments.list:
         sys.stdout.write("".join(f"{model.name}\n" for model in models))
@@ -97,12 +94,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--together", type=int, default=10, help="models of one pair of servers (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results here, after each model")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build and adopt here, and leave all of it there")
-    parser.add_argument(
-        "--golden",
-        type=Path,
-        metavar="FOLDER",
-        help=f"TensorFlow 2.15's estimator exports (default: ${GOLDEN_VARIABLE}, else beside the repository)",
-    )
     return parser
 
 

@@ -11,13 +11,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtest.foreign.models import SKIPPED, ForeignModel, Skip, model_named
+from loadtest.foreign.models import MANIFEST, SKIPPED, ForeignModel, Skip, model_named
 from loadtest.live_server import ROOT
 
 _THIS = "loadtest.foreign.children"
@@ -87,9 +86,6 @@ def build(models: Sequence[ForeignModel], folder: Path) -> dict[str, str]:
     return failures
 
 
-_MANIFEST = Path("assets.extra/lookup_manifest.json")
-
-
 @dataclass(frozen=True, slots=True)
 class Adopted:
     """The result of `adopt` for one foreign model.
@@ -100,20 +96,16 @@ class Adopted:
 
     version: Path | None
     reason: str = ""
-    seconds: float = 0.0
     runs: dict[str, str] = field(default_factory=dict)
 
 
 def adopt_each(
-    names: Sequence[str], originals: Path, out: Path, *, cuts_all: Callable[[str], bool] = lambda name: False
+    names: Sequence[str], originals: Path, out: Path, *, cuts_all: Callable[[str], bool]
 ) -> dict[str, Adopted]:
     """Adopts originals/<name>/1 into out/<name> for each name; if one fails, its result has the reason.
 
     Args:
       cuts_all: says of a name that nothing is timed: the lookups are then cut out of each graph, fast or not.
-
-    A hundred `model-export adopt` commands would import TensorFlow a hundred times, so one process calls the function
-    adopt().
     """
     cut = json.dumps([name for name in names if cuts_all(name)])
     done = run_each(_THIS, names, [f"--folder={originals}", f"--adopt_to={out}", f"--cut={cut}"], {})
@@ -124,15 +116,8 @@ def _adopted(result: dict[str, Any]) -> Adopted:
     if "error" in result:
         return Adopted(None, result["error"])
     version = Path(result["version"])
-    return Adopted(version, "", result["seconds"], _runs(version))
-
-
-def _runs(version: Path) -> dict[str, str]:
-    manifest = version / _MANIFEST
-    if not manifest.exists():
-        return {}
-    signatures = json.loads(manifest.read_text())["signatures"]
-    return {name: _run(entry) for name, entry in signatures.items()}
+    signatures = json.loads((version / MANIFEST).read_text())["signatures"] if (version / MANIFEST).exists() else {}
+    return Adopted(version, "", {name: _run(entry) for name, entry in signatures.items()})
 
 
 def _run(entry: Mapping[str, Any]) -> str:
@@ -155,9 +140,7 @@ def _build_one(name: str, folder: Path) -> dict[str, Any]:
 def _adopt_one(name: str, originals: Path, out: Path, *, measure: bool) -> dict[str, Any]:
     from model_export import adopt
 
-    started_s = time.monotonic()
-    version = adopt(originals / name / "1", out=out / name, measure=measure)
-    return {"version": str(version), "seconds": time.monotonic() - started_s}
+    return {"version": str(adopt(originals / name / "1", out=out / name, measure=measure))}
 
 
 def main() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -58,26 +59,30 @@ def variable(name: str, *shape: int, scale: float = 1.0) -> Any:
     return tf.Variable(normal(name, *shape, scale=scale), name=name)
 
 
-def spec(name: str, dtype: str = "int64", shape: tuple[int | None, ...] = (None,)) -> Any:
-    """Returns the tf.TensorSpec of an input; by default it is an input of ids [B]."""
-    return tf.TensorSpec(shape, dtype, name)
-
-
 def save_module(
-    folder: Path, variables: Mapping[str, Any], signatures: Mapping[str, tuple[Callable[..., Any], list[Any]]]
+    folder: Path,
+    calls: Mapping[str, Callable[..., Any]],
+    kept: list[Any],
+    inputs: Iterable[str] = (),
+    **specs: tuple[str, list[int | None]],
 ) -> None:
-    """Saves a tf.Module that has variables (or lookup tables) and a tf.function for each signature.
+    """Saves a tf.Module with a signature for each call, whose parameters have the names of the inputs.
 
     Args:
-      signatures: name -> (function, TensorSpecs of its inputs).
+      kept: variables, layers and lookup tables that the calls read.
+      inputs: of a call that takes any names.
+      specs: input -> its dtype and shape; other inputs are int64 ids [B].
     """
-    module = tf.Module()
-    for name, value in variables.items():
-        setattr(module, name, value)
-    functions = {key: tf.function(call, input_signature=specs) for key, (call, specs) in signatures.items()}
-    module.functions = functions
-    concrete = {key: function.get_concrete_function() for key, function in functions.items()}
-    tf.saved_model.save(module, str(folder), signatures=concrete)
+    module, signatures = tf.Module(), {}
+    module.kept = kept
+    for key, call in calls.items():
+        parameters = inspect.signature(call).parameters.values()
+        has_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        names = inputs if has_any else [one.name for one in parameters]
+        given = {name: specs.get(name, ("int64", [None])) for name in names}
+        tensors = {name: tf.TensorSpec(shape, dtype, name) for name, (dtype, shape) in given.items()}
+        signatures[key] = tf.function(call, autograph=False).get_concrete_function(**tensors)
+    tf.saved_model.save(module, str(folder), signatures=signatures)
 
 
 class Tower:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadtest.foreign.frameworks import keras3, spec, tf, tf_keras
+from loadtest.foreign.frameworks import keras3, save_module, tf, tf_keras
 from loadtest.foreign.kinds import Kind, Numbers, ids, padded, vocabulary, words
 from loadtest.foreign.models import ZOO, Keras
 
@@ -169,7 +170,7 @@ def two_towers_of_keras3(folder: Path) -> None:
     def score(user: Any, item: Any) -> Any:
         return {"score": tf.reduce_sum(query(user) * candidate(item), 1)}
 
-    users, items = spec("user", "string"), spec("item", "string")
+    users, items = tf.TensorSpec([None], "string", "user"), tf.TensorSpec([None], "string", "item")
     archive = keras.export.ExportArchive()
     archive.track(query)
     archive.track(candidate)
@@ -179,20 +180,17 @@ def two_towers_of_keras3(folder: Path) -> None:
     archive.write_out(str(folder), verbose=False)
 
 
-def _add_embed_reduce(combiner: str) -> None:
-    def build(folder: Path) -> None:
-        keras = keras3()
-        import keras_rs
+def _embed_reduce(combiner: str, folder: Path) -> None:
+    keras = keras3()
+    import keras_rs
 
-        tags = keras.Input((None,), dtype="int64", name="tags")
-        layer = keras_rs.layers.EmbedReduce(500, 16, combiner=combiner)
-        keras.Model({"tags": tags}, {"vector": layer(tags)}).export(str(folder), verbose=False)
-
-    ZOO.add(f"keras_rs_embed_reduce_{combiner}", {"tags": ids(500)}, build)
+    tags = keras.Input((None,), dtype="int64", name="tags")
+    layer = keras_rs.layers.EmbedReduce(500, 16, combiner=combiner)
+    _export(keras.Model({"tags": tags}, {"vector": layer(tags)}), folder)
 
 
 for _combiner in ("sum", "mean", "sqrtn"):
-    _add_embed_reduce(_combiner)
+    ZOO.add(f"keras_rs_embed_reduce_{_combiner}", {"tags": ids(500)}, partial(_embed_reduce, _combiner))
 
 
 @ZOO.foreign({"user": ids(3000), "film": ids(2000), "seen": ids(2000)})
@@ -214,19 +212,7 @@ def keras_rs_distributed_embedding(folder: Path) -> None:
     inputs = {name: keras.Input((6,) if name == "seen" else (1,), dtype="int64", name=name) for name in features}
     vectors = layers.DistributedEmbedding(features)(inputs)
     joined = keras.layers.Concatenate()([vectors[name] for name in features])
-    keras.Model(inputs, keras.layers.Dense(1)(joined)).export(str(folder), verbose=False)
-
-
-@ZOO.foreign({"word": words("word", 800), "tags": padded(500)}, keras="tf_keras")
-def tf_keras_string_lookup_and_masked_mean(folder: Path) -> None:
-    """Builds a model that concatenates the row of a string with a masked mean."""
-    keras = tf_keras()
-    word, tags = keras.Input((), dtype="string", name="word"), keras.Input((6,), dtype="int64", name="tags")
-    lookup = keras.layers.StringLookup(vocabulary=vocabulary("word", 800))
-    word_vector = keras.layers.Embedding(800 + 1, 8)(lookup(word))
-    vectors = keras.layers.Embedding(500, 8, mask_zero=True)(tags)
-    joined = keras.layers.Concatenate()([word_vector, keras.layers.GlobalAveragePooling1D()(vectors)])
-    _save(keras.Model({"word": word, "tags": tags}, keras.layers.Dense(1)(joined)), folder)
+    _export(keras.Model(inputs, keras.layers.Dense(1)(joined)), folder)
 
 
 @ZOO.foreign({"tags": padded(500)}, keras="tf_keras")
@@ -298,8 +284,6 @@ def tfrs_tpu_embedding(folder: Path) -> None:
     }
     layer = tfrs.layers.embedding.TPUEmbedding(features, embedding.SGD(learning_rate=0.1))
     tower = keras.Sequential([keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)])
-    module = tf.Module()
-    module.layers = [layer, tower]
 
     def vectors(user: Any, film: Any, seen: Any) -> Any:
         # tf.sparse.from_dense() drops zeros. The zeros of `seen` are padding, no ids.
@@ -310,8 +294,4 @@ def tfrs_tpu_embedding(folder: Path) -> None:
         found = vectors(user, film, seen)
         return {"score": tower(tf.concat([found["user"], found["film"], found["seen"]], 1))}
 
-    specs = [spec("user"), spec("film"), spec("seen", "int64", (None, 6))]
-    functions = {"vectors": vectors, "score": score}
-    module.functions = {key: tf.function(call, input_signature=specs) for key, call in functions.items()}
-    concrete = {key: function.get_concrete_function() for key, function in module.functions.items()}
-    tf.saved_model.save(module, str(folder), signatures=concrete)
+    save_module(folder, {"vectors": vectors, "score": score}, [layer, tower], seen=("int64", [None, 6]))

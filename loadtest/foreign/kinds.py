@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,26 +42,21 @@ class InputSpec:
     shape: tuple[int, ...] | None
 
 
+@dataclass(frozen=True, slots=True)
 class Draw:
     """The source of random values for the inputs of one request.
 
-    Args:
-      num_rows: B, the rows of the request.
-      bad_input: name of the input that gets one id outside its table; "" for none.
-      number: number of the request; inputs with a list of keys send all of its keys in the first requests.
-      only: input name -> the key to send alone, instead of random keys.
+    num_rows: B, the rows of the request.
+    bad_input: name of the input that gets one id outside its table; "" for none.
+    number: number of the request; inputs with a list of keys send all of its keys in the first requests.
+    only: input name -> the key to send alone, instead of random keys.
     """
 
-    def __init__(
-        self,
-        rng: np.random.Generator,
-        num_rows: int,
-        bad_input: str,
-        number: int = 0,
-        only: Mapping[str, Key] | None = None,
-    ) -> None:
-        self.rng, self.num_rows, self.bad_input = rng, num_rows, bad_input
-        self.number, self.only = number, only or {}
+    rng: np.random.Generator
+    num_rows: int
+    bad_input: str
+    number: int = 0
+    only: Mapping[str, Key] = field(default_factory=dict)
 
     def shape(self, spec: InputSpec) -> tuple[int, ...]:
         """Returns the shape of an input: as in the signature, with B rows, and with 1 to 12 for an open inner size."""
@@ -117,24 +112,11 @@ class Numbers(Kind):
         return {name: np.asarray(numbers).astype(specs[name].dtype)}
 
 
-@dataclass(frozen=True, slots=True)
-class Examples(Kind):
-    """Kind of an input of serialized tf.Examples; features: name of an int64 field -> number of different ids."""
-
-    features: Mapping[str, int]
-
-    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        lists = {
-            key: [draw.rng.integers(0, size, n).tolist() for n in draw.row_lengths()]
-            for key, size in self.features.items()
-        }
-        examples = []
-        for row in range(draw.num_rows):
-            example = tf.train.Example()
-            for key, rows in lists.items():
-                example.features.feature[key].int64_list.value.extend(rows[row])
-            examples.append(example.SerializeToString())
-        return {name: np.array(examples, object)}
+def places(lengths: Array) -> tuple[Array, Array]:
+    """Returns the indices [N, 2] of sparse ids and their dense shape [2], given the number of ids of each row."""
+    columns = np.concatenate([np.arange(n) for n in [0, *lengths]])
+    indices = np.stack([np.repeat(np.arange(len(lengths)), lengths), columns], 1).reshape(-1, 2)
+    return indices, np.array([len(lengths), max(1, lengths.max(initial=0))])
 
 
 def vocabulary(prefix: str, size: int) -> list[str]:
@@ -221,18 +203,13 @@ class Edges(Kind):
     def drawn_rows(self, specs: Mapping[str, InputSpec], draw: Draw) -> tuple[int, Tensors]:
         """Returns a random number of ids, and the further inputs for so many."""
         lengths = draw.row_lengths()
-        columns = np.concatenate([np.arange(n) for n in [0, *lengths]])
-        rowids = np.repeat(np.arange(len(lengths)), lengths)
+        indices, dense_shape = places(lengths)
         found = {
-            self.splits: np.cumsum([0, *lengths]),
-            self.lengths: lengths,
-            self.rowids: rowids,
-            self.num_rows: np.array(len(lengths)),
-            self.indices: np.stack([rowids, columns], 1).reshape(-1, 2),
-            self.dense_shape: np.array([len(lengths), max(1, lengths.max(initial=0))]),
-            self.weights: _weights(draw, len(rowids)),
+            **{self.splits: np.cumsum([0, *lengths]), self.lengths: lengths, self.rowids: indices[:, 0]},
+            **{self.num_rows: np.array(len(lengths)), self.indices: indices, self.dense_shape: dense_shape},
+            self.weights: _weights(draw, len(indices)),
         }
-        return len(rowids), {name: array.astype(specs[name].dtype) for name, array in found.items() if name in specs}
+        return len(indices), {name: array.astype(specs[name].dtype) for name, array in found.items() if name in specs}
 
     def row(self, name: str, tensors: Tensors, number: int) -> str:
         if self.splits in tensors:
@@ -404,7 +381,8 @@ def judged(
     def ask(only: Mapping[str, Key]) -> bool:
         (name,) = only
         having = [signature for signature, specs in signatures.items() if name in specs]
-        signature = name if name in signatures else having[0]
+        # A field of a tf.Example is no input: then any signature has it.
+        signature = name if name in signatures else [*having, *signatures][0]
         requests = RandomRequests(signatures[signature], kinds, 0)
         return is_answered(signature, requests.of_key(only))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ Keras = Literal["keras3", "tf_keras"]
 # Folder beside the versions of an original model, with a SavedModel whose signatures each answer the rows of one
 # feature.
 GATHERED = "gathered"
+MANIFEST = Path("assets.extra/lookup_manifest.json")
 # The reason why a model was skipped begins with these words.
 SKIPPED = "skipped: "
 _FILES = ("keras_models", "module_models", "row_models")
@@ -42,20 +43,17 @@ class ForeignModel:
     words: str = ""
 
 
-@dataclass(slots=True)
-class Zoo:
+class Zoo(dict[str, ForeignModel]):
     """The registered foreign models by name, in the order of their files."""
-
-    models: dict[str, ForeignModel] = field(default_factory=dict)
 
     def add(self, name: str, inputs: Mapping[str, Kind], build: Builder, *, keras: Keras = "keras3") -> None:
         self.put(ForeignModel(name, build, keras, inputs))
 
     def put(self, model: ForeignModel) -> None:
         """Registers a foreign model; raises ValueError if another model has the name."""
-        if model.name in self.models:
+        if model.name in self:
             raise ValueError(f"two models are named {model.name!r}")
-        self.models[model.name] = model
+        self[model.name] = model
 
     def foreign(self, inputs: Mapping[str, Kind], *, keras: Keras = "keras3") -> Callable[[Builder], Builder]:
 
@@ -80,4 +78,4 @@ def all_models() -> dict[str, ForeignModel]:
     """Imports the modules that register foreign models, and returns all registered models by name."""
     for file in _FILES:
         import_module(f"loadtest.foreign.{file}")
-    return ZOO.models
+    return ZOO

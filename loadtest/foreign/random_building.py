@@ -14,24 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.foreign.frameworks import Tower, normal, tf
+from loadtest.foreign import random_models as drawn
+from loadtest.foreign.frameworks import Tower, keras3, normal, tf, tf_keras
 from loadtest.foreign.kinds import Edges, ExampleEdges, Kind, Numbers, edge_keys
 from loadtest.foreign.models import GATHERED, ForeignModel
-from loadtest.foreign.random_models import (
-    AsText,
-    Bounded,
-    Construction,
-    Feature,
-    Hashed,
-    KerasLayer,
-    Step,
-    Table,
-    Vocabulary,
-    chain,
-    construction_of,
-    dtype_after,
-    edges_of,
-)
+from loadtest.foreign.random_models import Construction, Feature, Step, Table
 
 _GRID = 5
 _EXAMPLES, _NUMBERS = "examples", "numbers"
@@ -40,15 +27,14 @@ _SMALL = np.array([-0.0, 1e-39, -1e-39, 1.5e-38, -1.2e-38], np.float32)
 
 def random_model(name: str) -> ForeignModel | None:
     """Returns the random model of this name, with the keys at its edges; None if the name is not of a random model."""
-    made = construction_of(name)
+    made = drawn.construction_of(name)
     return None if made is None else constructed(made, words=made.words)
 
 
 def constructed(made: Construction, *, words: str = "") -> ForeignModel:
     """Returns the model of a construction, with the keys at its edges."""
-    build = {"keras3": _build_keras3, "tf_keras": _build_tf_keras, "columns": _build_columns, "session": _build_session}
+    build = {"keras3": _build_keras, "tf_keras": _build_keras, "columns": _build_columns, "session": _build_session}
     builder = build.get(made.framework, _build_module)
-
     keras = "tf_keras" if made.framework == "tf_keras" else "keras3"
     return ForeignModel(made.name, partial(builder, made), keras, _inputs(made), words)
 
@@ -66,7 +52,9 @@ def _inputs(made: Construction) -> dict[str, Kind]:
     for one in made.features:
         table = made.table(one)
         rows = table.rows
-        keys = edge_keys(edges_of(one.steps, (0, -1, 1, rows - 1, rows, rows + 1, rows // 2, rows // 3)), one.dtype)
+        keys = edge_keys(
+            drawn.edges_of(one.steps, (0, -1, 1, rows - 1, rows, rows + 1, rows // 2, rows // 3)), one.dtype
+        )
         if table.parts > 1 and table.strategy == "div" and not one.steps:
             # TensorFlow casts the number of an id's part to int32, and reads an arbitrary row for one that wraps; the
             # server refuses such ids.
@@ -127,13 +115,8 @@ def _keyed(made: Construction, one: Feature, steps: Callable[[Any], Any], inputs
         return Keyed(steps(sparse.values), indices=sparse.indices, dense_shape=sparse.dense_shape)
     if name in inputs:
         return Keyed(steps(inputs[name]))
-    return Keyed(
-        steps(inputs[f"{name}_values"]),
-        inputs.get(f"{name}_splits"),
-        inputs.get(f"{name}_indices"),
-        inputs.get(f"{name}_shape"),
-        inputs.get(f"{name}_weights"),
-    )
+    others = (inputs.get(f"{name}_{part}") for part in ("splits", "indices", "shape", "weights"))
+    return Keyed(steps(inputs[f"{name}_values"]), *others)
 
 
 class _Graph:
@@ -141,7 +124,7 @@ class _Graph:
 
     def __init__(self, made: Construction, params: Mapping[str, Any]) -> None:
         self.made, self.params, self.kept = made, params, list[Any]()
-        self._steps = {one.name: chain(one.steps, self.kept) for one in made.features}
+        self._steps = {one.name: drawn.chain(one.steps, self.kept) for one in made.features}
         widths = [_width(made, one) for one in made.features]
         self._tower = Tower(made.name, sum(widths) + made.numbers) if made.tower == "dense" else None
         if self._tower:
@@ -154,10 +137,7 @@ class _Graph:
         return {"rows": gathered(one, table, params, ids_read(one, keyed.ids)), **bounded}
 
     def combined(self, one: Feature, inputs: Mapping[str, Any]) -> Any:
-        table, params, keyed = self._read(one, inputs)
-        if one.combiner == "mean_not_minus_1":
-            return _mean_of_read(gathered(one, table, params, ids_read(one, keyed.ids)), keyed.ids)
-        return combined(one, table, params, keyed)
+        return combined(one, *self._read(one, inputs))
 
     def _read(self, one: Feature, inputs: Mapping[str, Any]) -> tuple[Table, Any, Keyed]:
         table = self.made.table(one)
@@ -165,21 +145,23 @@ class _Graph:
         return table, params, _keyed(self.made, one, self._steps[one.name], inputs)
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        found = {one.name: self.combined(one, inputs) for one in self.made.features}
-        if self.made.tower == "none":
-            return {f"{name}_vector": vector for name, vector in found.items()}
-        flat = [_flat(found[one.name], one) for one in self.made.features]
-        if self.made.tower in ("dot", "cosine"):
-            pair = [_scaled(vector) for vector in flat[:2]] if self.made.tower == "cosine" else flat[:2]
-            more = {f"{one.name}_vector": found[one.name] for one in self.made.features[2:]}
-            return {"score": tf.reduce_sum(pair[0] * pair[1], 1), **more}
-        joined = tf.concat([*flat, *([inputs[_NUMBERS]] if self.made.numbers else [])], 1)
-        return {"answer": self._tower(joined) if self._tower else joined}
+        return _outputs(
+            self.made, {one.name: self.combined(one, inputs) for one in self.made.features}, inputs, self._tower
+        )
 
 
-def _mean_of_read(rows: Any, ids: Any) -> Any:
-    counts = tf.cast(ids >= 0, rows.dtype)[..., None]
-    return tf.reduce_sum(rows * counts, 1) / tf.maximum(tf.reduce_sum(counts, 1), 1)
+def _outputs(
+    made: Construction, vectors: Mapping[str, Any], inputs: Mapping[str, Any], tower: Callable[[Any], Any] | None
+) -> dict[str, Any]:
+    if made.tower == "none":
+        return {f"{name}_vector": vector for name, vector in vectors.items()}
+    flat = [_flat(vectors[one.name], one) for one in made.features]
+    if made.tower in ("dot", "cosine"):
+        first, second = [tf.math.l2_normalize(one, 1) for one in flat[:2]] if made.tower == "cosine" else flat[:2]
+        more = {f"{one.name}_vector": vectors[one.name] for one in made.features[2:]}
+        return {"score": tf.reduce_sum(first * second, 1), **more}
+    joined = tf.concat([*flat, *([inputs[_NUMBERS]] if _NUMBERS in inputs else [])], 1)
+    return {"answer": tower(joined) if tower else joined}
 
 
 def _width(made: Construction, one: Feature) -> int:
@@ -193,10 +175,6 @@ def _flat(vectors: Any, one: Feature) -> Any:
     elif one.combiner == "none" and one.form in ("grid", "column"):
         vectors = tf.reshape(vectors, [-1, vectors.shape[1] * vectors.shape[2]])
     return tf.cast(vectors, tf.float32)
-
-
-def _scaled(vectors: Any) -> Any:
-    return tf.math.l2_normalize(vectors, 1)
 
 
 def _all_specs(made: Construction) -> dict[str, Any]:
@@ -230,14 +208,12 @@ def _build_module(made: Construction, folder: Path) -> None:
 def _session_variables(made: Construction) -> dict[str, Any]:
     v1, found = tf.compat.v1, {}
     for table in made.tables:
-        found[table.name] = v1.get_variable(
-            table.name,
-            initializer=None if table.parts > 1 else tf.cast(_table_numbers(table, made), table.dtype),
-            shape=[table.rows, table.dim] if table.parts > 1 else None,
-            dtype=tf.as_dtype(table.dtype),
-            partitioner=v1.fixed_size_partitioner(table.parts) if table.parts > 1 else None,
-            use_resource=not made.has_variant,
-        )
+        more: dict[str, Any] = {"dtype": tf.as_dtype(table.dtype), "use_resource": not made.has_variant}
+        if table.parts > 1:
+            more |= {"shape": [table.rows, table.dim], "partitioner": v1.fixed_size_partitioner(table.parts)}
+        else:
+            more["initializer"] = tf.cast(_table_numbers(table, made), table.dtype)
+        found[table.name] = v1.get_variable(table.name, **more)
     return found
 
 
@@ -290,14 +266,14 @@ def _column(one: Feature, rows: int) -> Any:
     """Returns the categorical column whose steps the composer drew."""
     columns = tf.compat.v1.feature_column
     steps: tuple[Step, ...] = one.steps
-    if not steps or isinstance(steps[0], Bounded):
-        default = steps[0].other if steps and isinstance(steps[0], Bounded) else None
+    if not steps or isinstance(steps[0], drawn.Bounded):
+        default = steps[0].other if steps and isinstance(steps[0], drawn.Bounded) else None
         return columns.categorical_column_with_identity(one.name, rows, default)
     last = steps[-1]
-    if isinstance(last, Hashed):
-        dtype = tf.int64 if isinstance(steps[0], AsText) else tf.string
+    if isinstance(last, drawn.Hashed):
+        dtype = tf.int64 if isinstance(steps[0], drawn.AsText) else tf.string
         return columns.categorical_column_with_hash_bucket(one.name, last.buckets, dtype)
-    assert isinstance(last, Vocabulary)
+    assert isinstance(last, drawn.Vocabulary)
     keys = [key.decode() if isinstance(key, bytes) else key for key in last.keys]
     more = {"num_oov_buckets": last.buckets} if last.buckets else {"default_value": last.default}
     return columns.categorical_column_with_vocabulary_list(one.name, keys, tf.as_dtype(one.dtype), **more)
@@ -306,20 +282,19 @@ def _column(one: Feature, rows: int) -> Any:
 def _rows_of(one: Feature, table: Table) -> int:
     # The column's own number of rows: of a table that is not padded.
     last = one.steps[-1] if one.steps else None
-    return last.high if isinstance(last, Bounded) else table.rows
+    return last.high if isinstance(last, drawn.Bounded) else table.rows
 
 
 def _build_columns(made: Construction, folder: Path) -> None:
     def graph() -> Any:
         v1, columns = tf.compat.v1, tf.compat.v1.feature_column
-        embedded, widths = {}, {}
+        embedded, vectors = {}, {}
         for one in made.features:
             table = made.table(one)
             column = _column(one, _rows_of(one, table))
             if one.weights:
                 column = columns.weighted_categorical_column(column, f"{one.name}_weights")
             embedded[one.name] = columns.embedding_column(column, table.dim, one.combiner, max_norm=one.max_norm)
-            widths[one.name] = table
         if _is_parsed(made):
             given = v1.placeholder(tf.string, [None], _EXAMPLES)
             inputs = {_EXAMPLES: given}
@@ -327,61 +302,33 @@ def _build_columns(made: Construction, folder: Path) -> None:
         else:
             parsed = {one.name: v1.sparse_placeholder(one.dtype, [None, None], one.name) for one in made.features}
             inputs = dict(parsed)
-        vectors = {}
         for one in made.features:
-            parts = min(widths[one.name].parts, _rows_of(one, widths[one.name]))
+            parts = min(made.table(one).parts, _rows_of(one, made.table(one)))
             partitioner = v1.fixed_size_partitioner(parts) if parts > 1 else None
             with v1.variable_scope(one.name, partitioner=partitioner):
                 vectors[one.name] = columns.input_layer(parsed, [embedded[one.name]])
         if _NUMBERS in _inputs(made):
             inputs[_NUMBERS] = v1.placeholder(tf.float32, [None, made.numbers], _NUMBERS)
-        outputs = _column_outputs(made, vectors, inputs)
-        apart = {
-            name: (
-                {_EXAMPLES: inputs[_EXAMPLES]} if _EXAMPLES in inputs else {name: inputs[name]},
-                {"combined": vector},
-            )
-            for name, vector in vectors.items()
-        }
-        return {"serving_default": (inputs, outputs)}, apart
+        dense = (lambda joined: Tower(made.name, joined.shape[1])(joined)) if made.tower == "dense" else None
+        apart = {}
+        for name, vector in vectors.items():
+            key = _EXAMPLES if _EXAMPLES in inputs else name
+            apart[name] = ({key: inputs[key]}, {"combined": vector})
+        return {"serving_default": (inputs, _outputs(made, vectors, inputs, dense))}, apart
 
     _write_session(folder, graph)
 
 
-def _column_outputs(made: Construction, vectors: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    if made.tower == "none":
-        return {f"{name}_vector": vector for name, vector in vectors.items()}
-    first = [*vectors.values()]
-    if made.tower in ("dot", "cosine"):
-        pair = [_scaled(vector) for vector in first[:2]] if made.tower == "cosine" else first[:2]
-        return {"score": tf.reduce_sum(pair[0] * pair[1], 1)}
-    joined = tf.concat([*first, *([inputs[_NUMBERS]] if _NUMBERS in inputs else [])], 1)
-    if made.tower == "dense":
-        joined = Tower(made.name, joined.shape[1])(joined)
-    return {"answer": joined}
-
-
-def _build_keras3(made: Construction, folder: Path) -> None:
-    from loadtest.foreign.frameworks import keras3
-
-    _build_keras(made, folder, keras3())
-
-
-def _build_tf_keras(made: Construction, folder: Path) -> None:
-    from loadtest.foreign.frameworks import tf_keras
-
-    _build_keras(made, folder, tf_keras())
-
-
-def _build_keras(made: Construction, folder: Path, keras: Any) -> None:
+def _build_keras(made: Construction, folder: Path) -> None:
     is_3 = made.framework == "keras3"
+    keras = keras3() if is_3 else tf_keras()
     layers, kept = _embedding_layers(made, keras), list[Any]()
     given, rows, combined_by = {}, {}, {}
     for one in made.features:
-        key = given[one.name] = _keras_input(keras, one)
+        shape = {"rows": (), "column": (1,), "grid": (_GRID,), "open_grid": (None,)}[one.form]
+        key = given[one.name] = keras.Input(shape, dtype=one.dtype, name=one.name)
         for step in one.steps:
-            layer = step.made(keras) if isinstance(step, KerasLayer) else _step_layer(keras, step, one, kept, is_3=is_3)
-            key = layer(key)
+            key = _step_layer(keras, step, kept, is_3=is_3)(key)
         layer = layers[one.table]
         rows[one.name] = layer(key)
         combined_by[one.name] = _pooled(keras, one, rows[one.name])
@@ -446,17 +393,13 @@ def _embedding_layers(made: Construction, keras: Any) -> dict[str, Any]:
     return found
 
 
-def _keras_input(keras: Any, one: Feature) -> Any:
-    shape = {"rows": (), "column": (1,), "grid": (_GRID,), "open_grid": (None,)}[one.form]
-    return keras.Input(shape, dtype=one.dtype, name=one.name)
-
-
-def _step_layer(keras: Any, step: Step, one: Feature, kept: list[Any], *, is_3: bool) -> Any:
+def _step_layer(keras: Any, step: Step, kept: list[Any], *, is_3: bool) -> Any:
+    if isinstance(step, drawn.KerasLayer):
+        return step.made(keras)
     apply = step.prepare(kept)
     if not is_3:
-        tables = [*kept]
         layer = keras.layers.Lambda(apply)
-        layer.kept = tables
+        layer.kept = [*kept]
         return layer
 
     class Layer(keras.layers.Layer):  # type: ignore[misc, name-defined]
@@ -469,7 +412,7 @@ def _step_layer(keras: Any, step: Step, one: Feature, kept: list[Any], *, is_3: 
             return apply(keys)
 
         def compute_output_spec(self, keys: Any) -> Any:
-            return keras.KerasTensor(keys.shape, dtype_after(step) or keys.dtype)
+            return keras.KerasTensor(keys.shape, drawn.dtype_after(step) or keys.dtype)
 
     return Layer()
 
@@ -562,28 +505,25 @@ def combined(feature: Feature, table: Table, params: Any, keyed: Keyed) -> Any:
     if "lookup_sparse" in kind or "safe" in kind:
         return _by_lookup(feature, table, params, keyed, kind, name)
     if kind in ("sparse_segment", "counted_segment"):
-        segment = {"sum": tf.sparse.segment_sum, "mean": tf.sparse.segment_mean, "sqrtn": tf.sparse.segment_sqrt_n}
+        segment = getattr(tf.sparse, f"segment_{name.replace('sqrtn', 'sqrt_n')}")
         count = tf.size(keyed.splits) - 1 if kind == "counted_segment" else None
-        return segment[name](params, keyed.ids, _row_numbers(keyed.splits), num_segments=count)
-    rows = _after_gather(feature, gathered(feature, table, params, keyed.ids, feature.max_norm), keyed.ids)
+        return segment(params, keyed.ids, _row_numbers(keyed.splits), num_segments=count)
+    rows = gathered(feature, table, params, ids_read(feature, keyed.ids), feature.max_norm)
+    rows = _after_gather(feature, rows, keyed.ids)
     if feature.combiner == "none":
         return rows
     if feature.combiner in ("sum", "mean"):
         return tf.reduce_sum(rows, 1) if name == "sum" else tf.reduce_mean(rows, 1)
     if feature.combiner.startswith("mean_not"):
-        padding = 0 if feature.combiner == "mean_not_0" else -1
-        counts = tf.cast(tf.not_equal(keyed.ids, padding), rows.dtype)[..., None]
+        is_id = tf.not_equal(keyed.ids, 0) if feature.combiner == "mean_not_0" else keyed.ids >= 0
+        counts = tf.cast(is_id, rows.dtype)[..., None]
         return tf.reduce_sum(rows * counts, 1) / tf.maximum(tf.reduce_sum(counts, 1), 1)
     if kind == "reduce":
         return getattr(tf, feature.combiner)(tf.RaggedTensor.from_row_splits(rows, keyed.splits), axis=1)
     if kind == "segment":
-        segments = tf.math.segment_sum if name == "sum" else tf.math.segment_mean
-        return segments(rows, _row_numbers(keyed.splits))
+        return getattr(tf.math, feature.combiner)(rows, _row_numbers(keyed.splits))
     assert kind == "unsorted_segment", feature.combiner
-    math = tf.math
-    segments = {"sum": math.unsorted_segment_sum, "mean": math.unsorted_segment_mean}.get(
-        name, math.unsorted_segment_sqrt_n
-    )
+    segments = getattr(tf.math, feature.combiner.replace("sqrtn", "sqrt_n"))
     return segments(rows, _row_numbers(keyed.splits), tf.size(keyed.splits) - 1)
 
 

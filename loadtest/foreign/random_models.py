@@ -33,11 +33,6 @@ class Step:
     be chosen from the construction of the model, not from its graph.
     """
 
-    @property
-    def words(self) -> str:
-        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
-        return f"{type(self).__name__}({fields})"
-
     def prepare(self, kept: list[Any]) -> Apply:
         """Returns the function of the graph; appends objects that a module must keep, such as lookup tables."""
         return self.apply
@@ -424,8 +419,7 @@ class Vocabulary(Step):
         kept.append(table)
         return table.lookup
 
-    @property
-    def words(self) -> str:
+    def __repr__(self) -> str:
         more = f"buckets={self.buckets}, default={self.default}, is_shuffled={self.is_shuffled}"
         return f"Vocabulary({len(self.keys)} keys {list(self.keys[:4])}..., {more})"
 
@@ -446,8 +440,7 @@ class KerasLayer(Step):
     def made(self, keras: Any) -> Any:
         return getattr(keras.layers, self.layer)(**{name: _plain(value) for name, value in self.options})
 
-    @property
-    def words(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.layer}({', '.join(f'{name}={_plain(value)!r}' for name, value in self.options)})"
 
     def edges(self) -> Iterable[Key]:
@@ -511,12 +504,7 @@ _WORDS = (
 # in its vocabulary: the mask, and the key of unknown ids.
 _LAYERS: dict[str, tuple[tuple[Key, ...], str, tuple[Key, ...], tuple[Key, ...]]] = {
     "int64": ((0, -1, 7), "IntegerLookup", (0, 5), (0, -1, 5)),
-    "string": (
-        (b"", b"[PAD]", b"nan"),
-        "StringLookup",
-        (b"", b"[PAD]", b"<pad>"),
-        (b"", b"[UNK]", b"[PAD]", b"<pad>"),
-    ),
+    "string": ((b"", b"[PAD]", b"nan"), "StringLookup", (b"", b"[PAD]", b"<pad>"), (b"", b"[UNK]", b"[PAD]", b"<pad>")),
 }
 _MASKS = (b"", b"[PAD]", b"nan", b"NaN", b"-1", b"0", b"null", b"a", b"<pad>", b"unknown")
 
@@ -582,17 +570,11 @@ class Construction:
         lines = [f"{self.name}: {self.framework}, tower {self.tower}{more}"]
         for one in self.features:
             table = self.table(one)
-            steps = " -> ".join(step.words for step in one.steps)
             parts = f" in {table.parts} parts by {table.strategy}" if table.parts > 1 else ""
-            more = "".join(
-                [f", {one.layer}" if one.layer else "", ", weights" if one.weights else ""]
-                + ([f", max_norm={one.max_norm}"] if one.max_norm else [])
-            )
-            lines.append(
-                f"{one.name}: {one.dtype} {one.form}"
-                + (f" -> {steps}" if steps else "")
-                + f" -> {table.name}[{table.rows}, {table.dim}] {table.dtype}{parts}, {one.combiner}{more}"
-            )
+            read = f"{table.name}[{table.rows}, {table.dim}] {table.dtype}{parts}"
+            way = " -> ".join([f"{one.dtype} {one.form}", *map(repr, one.steps), read])
+            more = ("weights" * one.weights, f"max_norm={one.max_norm}" if one.max_norm else "")
+            lines.append(f"{one.name}: {', '.join(filter(None, (way, one.combiner, one.layer, *more)))}")
         return "\n  ".join(lines)
 
 
@@ -637,16 +619,12 @@ class _Composer:
             feature, table = self._feature(f"f{number}", is_parsed, [*tables.values()])
             features.append(feature)
             tables[table.name] = table
-        tower = (
-            "none"
-            if self._is_plain
-            else self._one(("none", "none", "concat", "dense", "dense", *(("dot", "cosine") if count > 1 else ())))
-        )
+        towers = ("none", "none", "concat", "dense", "dense", *(("dot", "cosine") if count > 1 else ()))
+        tower = "none" if self._is_plain else self._one(towers)
         if tower in ("dot", "cosine"):
             # Both vectors must have one width.
             dim = tables[features[0].table].dim
-            tables = {name: Table(name, t.rows, dim, t.dtype, t.parts, t.strategy) for name, t in tables.items()}
-        if tower in ("dot", "cosine"):
+            tables = {name: dataclasses.replace(table, dim=dim) for name, table in tables.items()}
             # A grid without a combiner would be wider than the other vector.
             mean = "keras_mean" if self._has_stock_layers else "mean"
             features = [
@@ -695,9 +673,8 @@ class _Composer:
             known: tuple[Form, ...] = ("rows", "rows", "column", "grid", "open_grid", "ragged", "ragged", "ragged")
             dtype = self._one(("int64",) * 5 + ("string",) * 5 + ("int32",))
             return dtype, self._one(known[:5] if self._has_stock_layers else known)
-        dtype = self._one(
-            ("int64",) * 12 + ("string",) * 12 + ("int32", "int32", "float32", "uint64", "uint32", "int16", "uint8")
-        )
+        others = ("int32", "int32", "float32", "uint64", "uint32", "int16", "uint8")
+        dtype = self._one(("int64",) * 12 + ("string",) * 12 + others)
         forms: tuple[Form, ...] = ("rows", "rows", "rows", "column", "grid", "open_grid", "ragged", "ragged", "sparse")
         form = self._one(forms[:6] if self._has_stock_layers else forms)
         return dtype, form
@@ -710,14 +687,9 @@ class _Composer:
         if style == 1 and rows <= 1024:
             rows = 1024
         dtype = self._one(("float32",) * 7 + ("float16", "bfloat16", "float64"))
-        if (
-            self._is_plain
-            or self._framework in ("columns", "tf_keras")
-            or dtype == "float64"
-            and self._has_stock_layers
-            or self._is_known
-            and form == "ragged"
-        ):
+        has_one_dtype = self._is_plain or self._framework in ("columns", "tf_keras")
+        has_no_double = dtype == "float64" and self._has_stock_layers
+        if has_one_dtype or has_no_double or self._is_known and form == "ragged":
             dtype = "float32"
         dims = [dim for dim in _DIMS if dim * rows <= _MOST_NUMBERS]
         parts = int(self._rng.integers(2, 5)) if self._framework in ("session", "columns") and self._chance(0.5) else 1
@@ -872,9 +844,8 @@ class _Composer:
             if self._has_stock_layers and self._chance(0.7):
                 return [KerasLayer("Discretization", (("bin_boundaries", boundaries),))], len(boundaries) + 1
             return [Bucketed(boundaries)], len(boundaries) + 1
-        steps: list[Step] = (
-            [] if self._has_stock_layers and self._chance(0.5) else [CastTo(self._one(("int32", "int64")))]
-        )
+        is_cast = not (self._has_stock_layers and self._chance(0.5))
+        steps: list[Step] = [CastTo(self._one(("int32", "int64")))] if is_cast else []
         size = self._rows()
         if self._chance(0.4) and steps:
             step, size = self._integer_step(size)

@@ -13,7 +13,8 @@ import tensorflow as tf
 from tensorflow.python.saved_model.loader_impl import SavedModelLoader, parse_saved_model
 
 from loadtest.foreign.comparing import Refused
-from loadtest.foreign.kinds import InputSpec, Tensors
+from loadtest.foreign.kinds import InputSpec, Tensors, places
+from loadtest.foreign.models import MANIFEST
 
 _LOST_VARIABLE = "Could not find variable"
 _OUTSIDE = "is not in [0, "
@@ -97,14 +98,9 @@ def read_specs(saved_model: Path) -> dict[str, dict[str, InputSpec]]:
 
 
 def _sparse_feeds(names: Any, values: np.ndarray[Any, Any], splits: np.ndarray[Any, Any]) -> dict[str, Any]:
-    lengths = np.diff(splits)
-    columns = np.concatenate([np.arange(n) for n in [0, *lengths]])
-    indices = np.stack([np.repeat(np.arange(len(lengths)), lengths), columns], 1).reshape(-1, 2).astype(np.int64)
-    return {
-        names.indices_tensor_name: indices,
-        names.values_tensor_name: values,
-        names.dense_shape_tensor_name: np.array([len(lengths), max(1, lengths.max(initial=0))], np.int64),
-    }
+    indices, dense_shape = (array.astype(np.int64) for array in places(np.diff(splits)))
+    found = {names.indices_tensor_name: indices, names.values_tensor_name: values}
+    return found | {names.dense_shape_tensor_name: dense_shape}
 
 
 def _specs(inputs: Mapping[str, Any]) -> dict[str, InputSpec]:
@@ -120,7 +116,6 @@ def _specs(inputs: Mapping[str, Any]) -> dict[str, InputSpec]:
     return found
 
 
-_MANIFEST = Path("assets.extra/lookup_manifest.json")
 _PARTS = ("ids", "row_splits", "weights")
 
 
@@ -187,9 +182,9 @@ def added_lookups(adopted: Path, reference: Reference, names: Mapping[str, Any])
       reference: a SavedModel with a signature for the rows of each feature.
       names: the original's signatures.
     """
-    if not (adopted / _MANIFEST).exists():
+    if not (adopted / MANIFEST).exists():
         return
-    manifest = json.loads((adopted / _MANIFEST).read_text())
+    manifest = json.loads((adopted / MANIFEST).read_text())
     signatures = manifest["signatures"]
     added = {name: entry["features"] for name, entry in signatures.items() if name not in names}
     specs = read_specs(adopted) if added else {}

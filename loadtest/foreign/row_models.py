@@ -4,42 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadtest.foreign import random_models as made
 from loadtest.foreign.models import ZOO
 from loadtest.foreign.random_building import constructed
-from loadtest.foreign.random_models import (
-    AsText,
-    Bounded,
-    CastTo,
-    Clipped,
-    Construction,
-    Feature,
-    Form,
-    Framework,
-    Hashed,
-    KerasLayer,
-    Masked,
-    Modulo,
-    Recased,
-    Replaced,
-    Retired,
-    Shifted,
-    Step,
-    Table,
-    TextHash,
-    Vocabulary,
-)
 
 _WORDS = tuple(b"word%d" % number for number in range(800))
 _KEYS = tuple(range(10, 8010, 10))
 _COMBINERS = ("sum", "mean", "sqrtn")
-_Input = tuple[Feature, Table]
+_Input = tuple[made.Feature, made.Table]
 
 
 def _input(
     name: str,
     dtype: str = "int64",
-    form: Form = "rows",
-    *steps: Step,
+    form: made.Form = "rows",
+    *steps: made.Step,
     rows: int = 1000,
     dim: int = 16,
     combiner: str = "none",
@@ -50,19 +29,19 @@ def _input(
     **more: Any,
 ) -> _Input:
     """Returns a feature and the table that it reads, by default one of its own; saved: the table's dtype."""
-    feature = Feature(name, dtype, form, steps, combiner, table or f"{name}_rows", **more)
-    return feature, Table(feature.table, rows, dim, saved, parts, strategy)
+    feature = made.Feature(name, dtype, form, steps, combiner, table or f"{name}_rows", **more)
+    return feature, made.Table(feature.table, rows, dim, saved, parts, strategy)
 
 
-def _add(name: str, framework: Framework, *inputs: _Input, tower: str = "none", **more: Any) -> None:
+def _add(name: str, framework: made.Framework, *inputs: _Input, tower: str = "none", **more: Any) -> None:
     tables = {table.name: table for _, table in inputs}
     features = tuple(feature for feature, _ in inputs)
-    ZOO.put(constructed(Construction(name, framework, features, tuple(tables.values()), tower, **more)))
+    ZOO.put(constructed(made.Construction(name, framework, features, tuple(tables.values()), tower, **more)))
 
 
 def _layer(name: str, dtype: str, layer: str, rows: int, tower: str = "none", dim: int = 8, **options: Any) -> None:
     """Adds a Keras 3 model with a layer that maps keys to rows."""
-    key = _input("key", dtype, "rows", KerasLayer(layer, (*options.items(),)), rows=rows, dim=dim)
+    key = _input("key", dtype, "rows", made.KerasLayer(layer, (*options.items(),)), rows=rows, dim=dim)
     _add(name, "keras3", key, tower=tower)
 
 
@@ -123,18 +102,18 @@ for _name, _form, _kind, _norm in (
 
 # Strings that are hashed, or found in a vocabulary.
 for _name, _steps in (
-    ("hashed_fast", (Hashed(800),)),
-    ("hashed_strong", (Hashed(800, "strong"),)),
-    ("hashed_by_crc", (Hashed(800, "crc"),)),
-    ("hashed_fast_of_lower_case", (Recased("lower"), Hashed(800))),
-    ("keyed_by_constants", (Vocabulary(_WORDS, 0, 800),)),
+    ("hashed_fast", (made.Hashed(800),)),
+    ("hashed_strong", (made.Hashed(800, "strong"),)),
+    ("hashed_by_crc", (made.Hashed(800, "crc"),)),
+    ("hashed_fast_of_lower_case", (made.Recased("lower"), made.Hashed(800))),
+    ("keyed_by_constants", (made.Vocabulary(_WORDS, 0, 800),)),
 ):
     _add(_name, "module", _input("word", "string", "rows", *_steps, rows=801), tower="dense", has_variant=True)
-_add("keyed_by_integers", "module", _input("key", "int64", "rows", Vocabulary(_KEYS, 0, 800, True), rows=801))
+_add("keyed_by_integers", "module", _input("key", "int64", "rows", made.Vocabulary(_KEYS, 0, 800, True), rows=801))
 _add(
     "hashed_of_integers",
     "module",
-    _input("item", "int64", "ragged", AsText(), Hashed(800), rows=800, combiner="reduce_mean"),
+    _input("item", "int64", "ragged", made.AsText(), made.Hashed(800), rows=800, combiner="reduce_mean"),
 )
 
 # Tables of other dtypes, of many widths, and read by changed ids.
@@ -149,9 +128,16 @@ for _dtype in ("float16", "bfloat16", "float64"):
 _add(
     "table_read_by_shifted_ids",
     "module",
-    _input("from_one", "int64", "rows", Shifted(-1), rows=500, table="t"),
-    _input("modulo", "int64", "rows", Modulo(500), rows=500, table="t"),
-    _input("clipped", "int64", "rows", Clipped(0, 499), rows=500, table="t"),
+    _input("from_one", "int64", "rows", made.Shifted(-1), rows=500, table="t"),
+    _input("modulo", "int64", "rows", made.Modulo(500), rows=500, table="t"),
+    _input("clipped", "int64", "rows", made.Clipped(0, 499), rows=500, table="t"),
+)
+_add(
+    "sequence_with_mean",
+    "module",
+    _input("history", "int32", "grid", rows=2000, table="items", combiner="mean"),
+    _input("item", rows=2000, table="items"),
+    tower="dense",
 )
 _small = [_input(f"small_{number}", rows=20 + number, dim=4 + number % 5) for number in range(40)]
 _add("forty_small_tables", "module", *_small, tower="dense")
@@ -165,7 +151,11 @@ for _strategy in ("div", "mod"):
 _tags = _input("tags", form="sparse", rows=500, dim=8, parts=4, combiner="safe_mean")
 _add("session_partitioned_safe_mean", "session", _tags)
 _add("session_segment_sum", "session", _input("tag", form="ragged", rows=500, dim=8, combiner="segment_sum"))
-_add("session_vocabulary", "session", _input("word", "string", "rows", Vocabulary(_WORDS[:400], 3, 0), rows=403, dim=8))
+_add(
+    "session_vocabulary",
+    "session",
+    _input("word", "string", "rows", made.Vocabulary(_WORDS[:400], 3, 0), rows=403, dim=8),
+)
 
 # Keras 3: embeddings, and layers that map keys to rows.
 _add("keras3_embedding_of_one_id", "keras3", _input("item", rows=2000))
@@ -187,12 +177,20 @@ for _tower in ("none", "dense"):
     _layer(f"keras3_hashing_salted{_end}", "string", "Hashing", 800, _tower, num_bins=800, salt=(133, 137))
     _layer(f"keras3_hashing_mask{_end}", "string", "Hashing", 800, _tower, num_bins=800, mask_value=b"")
     _layer(f"keras3_hashing_of_integers{_end}", "int64", "Hashing", 800, _tower, num_bins=800)
-_lookup = KerasLayer("StringLookup", (("vocabulary", _WORDS), ("mask_token", b"")))
+_lookup = made.KerasLayer("StringLookup", (("vocabulary", _WORDS), ("mask_token", b"")))
 _add(
     "keras3_mean_of_words",
     "keras3",
     _input("words", "string", "open_grid", _lookup, rows=802, dim=8, combiner="keras_masked_mean"),
     _input("item", dim=8),
+    tower="dense",
+)
+
+_add(
+    "tf_keras_string_lookup_and_masked_mean",
+    "tf_keras",
+    _input("word", "string", "rows", made.KerasLayer("StringLookup", (("vocabulary", _WORDS),)), rows=801, dim=8),
+    _input("tags", form="grid", rows=500, dim=8, combiner="keras_masked_mean"),
     tower="dense",
 )
 
@@ -204,39 +202,39 @@ _layer("special_keys_string_lookup_mask_pad", "string", "StringLookup", 4, dim=4
 _layer("special_keys_hashing_mask_0", "int64", "Hashing", 8, dim=4, num_bins=8, mask_value=0)
 _layer("special_keys_hashing_mask_pad", "string", "Hashing", 8, dim=4, num_bins=8, mask_value=b"[PAD]")
 for _name, _dtype, _rows, _steps in (
-    ("special_keys_hash_of_0_is_padding", "int64", 20, (Masked(0, 0, 1, TextHash(19)),)),
-    ("special_keys_hash_of_minus_1_is_missing", "int64", 20, (Masked(-1, 0, 1, TextHash(19)),)),
-    ("special_keys_hash_of_nan_is_missing", "string", 20, (Masked(b"nan", 0, 1, Hashed(19)),)),
-    ("special_keys_one_id_is_retired", "int64", 1000, (Retired(417, 3),)),
+    ("special_keys_hash_of_0_is_padding", "int64", 20, (made.Masked(0, 0, 1, made.TextHash(19)),)),
+    ("special_keys_hash_of_minus_1_is_missing", "int64", 20, (made.Masked(-1, 0, 1, made.TextHash(19)),)),
+    ("special_keys_hash_of_nan_is_missing", "string", 20, (made.Masked(b"nan", 0, 1, made.Hashed(19)),)),
+    ("special_keys_one_id_is_retired", "int64", 1000, (made.Retired(417, 3),)),
     (
         "special_keys_dashes_before_a_vocabulary",
         "string",
         20,
-        (Replaced("-", "", (b"-",)), Vocabulary((b"ab12", b"x"), 3, 0)),
+        (made.Replaced("-", "", (b"-",)), made.Vocabulary((b"ab12", b"x"), 3, 0)),
     ),
-    ("special_keys_dashes_are_removed", "string", 20, (Replaced("-", "", (b"ab-12", b"-")), Hashed(20))),
+    ("special_keys_dashes_are_removed", "string", 20, (made.Replaced("-", "", (b"ab-12", b"-")), made.Hashed(20))),
     (
         "special_keys_scheme_is_removed",
         "string",
         20,
-        (Replaced("^https?://", "", (b"https://a.org", b"http://")), Hashed(20)),
+        (made.Replaced("^https?://", "", (b"https://a.org", b"http://")), made.Hashed(20)),
     ),
     (
         "special_keys_signs_become_underscores",
         "string",
         20,
-        (Replaced("[-./]", "_", (b"-", b".", b"/")), Vocabulary((b"a_b", b"c_d"), 3, 0)),
+        (made.Replaced("[-./]", "_", (b"-", b".", b"/")), made.Vocabulary((b"a_b", b"c_d"), 3, 0)),
     ),
     # The table has more rows than the graph's ids: the last rows belong to no id.
-    ("disproved_lookup_padded_table", "int64", 1024, (Bounded(0, 1000, 0),)),
-    ("large_tables_clamped_65536", "int64", 65_536, (Clipped(0, 65_535),)),
-    ("large_tables_clamped_65537", "int64", 65_537, (Clipped(0, 65_536),)),
-    ("large_tables_unknown_is_last_row_65536", "int64", 65_536, (Bounded(0, 65_536, 65_535),)),
-    ("large_tables_unknown_is_last_row_65537", "int64", 65_537, (Bounded(0, 65_537, 65_536),)),
-    ("unseen_lookups_int64_ids_cast_to_int32", "int64", 200, (CastTo("int32"),)),
-    ("unseen_lookups_uint64_hashes_modulo", "uint64", 200, (Modulo(200), CastTo("int64"))),
-    ("unseen_lookups_uint32_ids", "uint32", 200, (CastTo("int64"),)),
-    ("unseen_lookups_text_of_ids_hashed", "int64", 200, (AsText(), Hashed(200))),
+    ("disproved_lookup_padded_table", "int64", 1024, (made.Bounded(0, 1000, 0),)),
+    ("large_tables_clamped_65536", "int64", 65_536, (made.Clipped(0, 65_535),)),
+    ("large_tables_clamped_65537", "int64", 65_537, (made.Clipped(0, 65_536),)),
+    ("large_tables_unknown_is_last_row_65536", "int64", 65_536, (made.Bounded(0, 65_536, 65_535),)),
+    ("large_tables_unknown_is_last_row_65537", "int64", 65_537, (made.Bounded(0, 65_537, 65_536),)),
+    ("unseen_lookups_int64_ids_cast_to_int32", "int64", 200, (made.CastTo("int32"),)),
+    ("unseen_lookups_uint64_hashes_modulo", "uint64", 200, (made.Modulo(200), made.CastTo("int64"))),
+    ("unseen_lookups_uint32_ids", "uint32", 200, (made.CastTo("int64"),)),
+    ("unseen_lookups_text_of_ids_hashed", "int64", 200, (made.AsText(), made.Hashed(200))),
 ):
     _add(_name, "module", _input("key", _dtype, "rows", *_steps, rows=_rows, dim=4))
 for _rows in (65_536, 65_537):

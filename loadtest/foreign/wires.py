@@ -15,6 +15,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 from loadtest.foreign.comparing import Refused
 from loadtest.foreign.kinds import Array, Tensors
+from loadtest.live_server import JSON_TYPE
 
 _TIMEOUT_S = 60
 
@@ -25,25 +26,19 @@ class GrpcWire:
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
         self._stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
+        self.close = self._channel.close
 
-    def predict(self, model: str, signature: str, inputs: Tensors) -> Tensors:
+    def predict(self, model: str, signature: str, inputs: Tensors, _expected: object) -> Tensors:
         """Calls Predict over gRPC and returns the outputs by name; raises Refused."""
+        request = predict_pb2.PredictRequest()
+        request.model_spec.name, request.model_spec.signature_name = model, signature
+        for name, array in inputs.items():
+            request.inputs[name].CopyFrom(tf.make_tensor_proto(array))
         try:
-            response = self._stub.Predict(grpc_request(model, signature, inputs), _TIMEOUT_S)
+            response = self._stub.Predict(request, _TIMEOUT_S)
         except grpc.RpcError as error:
             raise Refused(error.code().name, error.details()) from error
         return {name: tf.make_ndarray(tensor) for name, tensor in response.outputs.items()}
-
-    def close(self) -> None:
-        self._channel.close()
-
-
-def grpc_request(model: str, signature: str, inputs: Tensors) -> Any:
-    request = predict_pb2.PredictRequest()
-    request.model_spec.name, request.model_spec.signature_name = model, signature
-    for name, array in inputs.items():
-        request.inputs[name].CopyFrom(tf.make_tensor_proto(array))
-    return request
 
 
 class RestWire:
@@ -51,43 +46,33 @@ class RestWire:
 
     def __init__(self, url: str) -> None:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_TIMEOUT_S)
+        self.close = self._connection.close
 
-    def predict(self, model: str, signature: str, inputs: Tensors) -> Any:
-        """Calls Predict over REST; returns a dict of outputs, or a single output without its name; raises Refused."""
-        self._connection.request(
-            "POST", rest_path(model), rest_body(signature, inputs), {"content-type": "application/json"}
-        )
+    def predict(self, model: str, signature: str, inputs: Tensors, expected: Tensors | Refused) -> Tensors:
+        """Calls Predict over REST and returns the outputs with the dtypes of the expected ones; raises Refused.
+
+        Raises ValueError if the answer has another form.
+        """
+        columns = {name: _plain(array) for name, array in inputs.items()}
+        body = json.dumps({"signature_name": signature, "inputs": columns})
+        self._connection.request("POST", f"/v1/models/{model}:predict", body, dict(JSON_TYPE))
         response = self._connection.getresponse()
-        body = json.loads(response.read())
+        answer = json.loads(response.read())
         if response.status != 200:
-            raise Refused(str(response.status), body.get("error", ""))
-        return body["outputs"]
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-def rest_path(model: str) -> str:
-    return f"/v1/models/{model}:predict"
-
-
-def rest_body(signature: str, inputs: Tensors) -> bytes:
-    columns = {name: _plain(array) for name, array in inputs.items()}
-    return json.dumps({"signature_name": signature, "inputs": columns}).encode()
+            raise Refused(str(response.status), answer.get("error", ""))
+        outputs = answer["outputs"]
+        if isinstance(expected, Refused):
+            return {}
+        if not (isinstance(outputs, dict) and outputs.keys() == expected.keys()):
+            # If a signature has one output, the JSON answer has no name of the output.
+            (name,) = expected
+            outputs = {name: outputs}
+        return {name: _from_lists(outputs[name], array) for name, array in expected.items()}
 
 
 def has_json_form(inputs: Tensors) -> bool:
     """Says whether JSON can express the shapes of all inputs: an empty array becomes a list of one dimension."""
     return all(array.size or array.ndim == 1 for array in inputs.values())
-
-
-def from_json(outputs: Any, expected: Tensors) -> Tensors:
-    """Converts a JSON answer to arrays of the expected dtypes; raises ValueError if the answer has another form."""
-    if not (isinstance(outputs, dict) and outputs.keys() == expected.keys()):
-        # If a signature has one output, the JSON answer has no name of the output.
-        (name,) = expected
-        outputs = {name: outputs}
-    return {name: _from_lists(outputs[name], array) for name, array in expected.items()}
 
 
 def _from_lists(value: Any, like: Array) -> Array:

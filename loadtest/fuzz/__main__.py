@@ -23,10 +23,10 @@ from functools import partial
 from pathlib import Path
 
 from loadtest.fuzz.campaign import Campaign
-from loadtest.fuzz.seeds import RELOAD
 from loadtest.fuzz.wires import GrpcWire, HttpWire, Wire
 from loadtest.live_server import LiveServer, say, served_model, server_flags, write_ssl_config
 from loadtest.model_samples import ServedModel, ask
+from loadtest.wire import RELOAD_METHOD
 
 _TLS_WIRES = ("grpc", "http")
 _WIRES = (*_TLS_WIRES, "schema", "reload")
@@ -46,8 +46,6 @@ def main() -> int:
             if not set(wires) <= set(_TLS_WIRES):
                 parser.error(f"--tls is for the wires {','.join(_TLS_WIRES)}")
             config = write_ssl_config(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-            if config is None:
-                parser.error("--tls needs the program openssl")
             flags += server_flags(config)
             options.certificate = config.with_name("cert.pem")
         server, _ = stack.enter_context(served_model(options.model_base_path, options.model_name, flags))
@@ -83,66 +81,41 @@ def _parser() -> argparse.ArgumentParser:
 def _attack(wire: str, server: LiveServer, options: argparse.Namespace) -> bool:
     """Sends the mutated requests of one wire; returns whether the server reacted rightly to all."""
     if wire == "schema":
-        options_of_it = {"max_examples": options.examples, "seed": options.seed, "phases": options.phases}
-        return run_schemathesis(server.http, **options_of_it) == 0
+        return _run_schemathesis(server.http, options) == 0
     model = ask(server.http, options.model_name)
     kinds: dict[str, tuple[Callable[[str, ServedModel, int], Wire], str]] = {
         "grpc": (partial(GrpcWire, certificate=options.certificate), server.grpc),
         "http": (partial(HttpWire, certificate=options.certificate), server.http),
-        "reload": (partial(GrpcWire, only=RELOAD), server.grpc),
+        "reload": (partial(GrpcWire, only=RELOAD_METHOD), server.grpc),
     }
     kind, address = kinds[wire]
-    connect: partial[Wire] = partial(kind, address, model, options.seed)
     count = max(1, options.requests // _RELOAD_SHARE) if wire == "reload" else options.requests
-    numbers = range(count) if options.only is None else [options.only]
-    campaign = Campaign(wire, server)
-    campaign.run(numbers, connect, connections=options.connections, seed=options.seed)
-    campaign.print_figures()
-    # The native core keeps its connections to the reference server open for two seconds, and the server holds a
-    # descriptor for each end.
-    most_descriptors = 3 * options.connections
-    grown = campaign.grown_mib() > options.max_growth_mib or campaign.grown_descriptors() > most_descriptors
-    if grown:
-        say(f"FINDING {wire}: grew by {campaign.grown_mib():.1f} MiB, {campaign.grown_descriptors()} descriptors")
-    return not (campaign.problems or grown)
+    connect: partial[Wire] = partial(kind, address, model, options.seed)
+    campaign = Campaign(wire, server, connect, connections=options.connections, seed=options.seed)
+    campaign.run(range(count) if options.only is None else [options.only], options.max_growth_mib)
+    return not campaign.problems
 
 
 # The checks of schemathesis that fit this server's HTTP API. Left out are negative_data_rejection and
 # positive_data_acceptance, because valid inputs depend on the signature, which a route's schema can not describe;
 # unsupported_method, because TensorFlow Serving's status is 400, not 405; and the checks of required headers,
 # authentication and resources, which the API does not have.
-CHECKS = (
-    "not_a_server_error",
-    "status_code_conformance",
-    "content_type_conformance",
-    "response_headers_conformance",
-    "response_schema_conformance",
-)
-
-
+_CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance"
+_CHECKS += ",response_schema_conformance"
 PHASES = "examples,coverage,fuzzing,stateful"
 
 
-def run_schemathesis(url: str, *, max_examples: int, seed: int, phases: str = PHASES) -> int:
-    """Runs schemathesis against a server; its report goes to standard output; returns its exit status.
-
-    Args:
-      url: "http://host:port".
-      max_examples: cases per operation and phase.
-    """
+def _run_schemathesis(url: str, options: argparse.Namespace) -> int:
+    """Runs schemathesis against a server; its report goes to standard output; returns its exit status."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
-            f"--checks={','.join(CHECKS)}",
-            f"--phases={phases}",
-            f"--max-examples={max_examples}",
-            f"--seed={seed}",
-            "--continue-on-failure",
-            "--request-timeout=60",
-            "--generation-database=none",
-            "--suppress-health-check=all",
-            "--warnings=off",
-            "--no-color",
+            f"--checks={_CHECKS}",
+            f"--phases={options.phases}",
+            f"--max-examples={options.examples}",
+            f"--seed={options.seed}",
+            *("--continue-on-failure", "--request-timeout=60", "--generation-database=none"),
+            *("--suppress-health-check=all", "--warnings=off", "--no-color"),
         ]
         # schemathesis runs in a temporary folder, because it writes files into its current folder.
         return subprocess.run(command, cwd=folder).returncode

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.model_samples import ServedModel, Signature
-from loadtest.wire import INFER_METHOD, PREDICT_METHOD, message_class
+from loadtest import wire
+from loadtest.model_samples import ServedModel
 from tests.conformance.random_calls import Call, Drawn, encoded
 
-_PREDICTION, _MODELS = "tensorflow.serving.PredictionService", "tensorflow.serving.ModelService"
-RELOAD = f"/{_MODELS}/HandleReloadConfigRequest"
 _INFERENCES = ("classify", "regress")
+_DEFAULT = "serving_default"
 # Number of encodings of each signature: each chooses tensor_content, an output filter or a version at random.
 _ENCODINGS = 8
 _BINARY_HEADER = "Inference-Header-Content-Length"
@@ -33,24 +32,24 @@ class Route:
 
 def grpc_seeds(model: ServedModel) -> dict[str, list[bytes]]:
     """Returns valid messages by method."""
-    calls, examples = list(_calls(model)), list(_examples())
+    calls, spec = list(_calls(model)), {"name": model.name}
     return {
         **{
-            method: [call.body for call in calls if call.path == method] or [b""]
-            for method in (PREDICT_METHOD, INFER_METHOD)
+            at: [call.body for call in calls if call.path == at] or [b""]
+            for at in (wire.PREDICT_METHOD, wire.INFER_METHOD)
         },
-        f"/{_PREDICTION}/Classify": _example_requests(model, "classify", "ClassificationRequest", examples),
-        f"/{_PREDICTION}/Regress": _example_requests(model, "regress", "RegressionRequest", examples),
-        f"/{_PREDICTION}/MultiInference": [_multi_inference(model, examples)],
-        f"/{_PREDICTION}/GetModelMetadata": [_spec_request("GetModelMetadataRequest", model, metadata=True)],
-        f"/{_MODELS}/GetModelStatus": [_spec_request("GetModelStatusRequest", model, metadata=False)],
-        RELOAD: [_reload(model)],
+        f"{wire.PREDICTION}Classify": _example_requests(model, "classify", "ClassificationRequest"),
+        f"{wire.PREDICTION}Regress": _example_requests(model, "regress", "RegressionRequest"),
+        f"{wire.PREDICTION}MultiInference": [_multi_inference(model)],
+        wire.METADATA_METHOD: [_message("GetModelMetadataRequest", model_spec=spec, metadata_field=["signature_def"])],
+        wire.STATUS_METHOD: [_message("GetModelStatusRequest", model_spec=spec)],
+        wire.RELOAD_METHOD: [_reload(model)],
         "/tensorflow.serving.SessionService/SessionRun": [b""],
         # Field numbers: service = 1 in the health request; list_services = 7, file_containing_symbol = 4 and
         # file_by_filename = 3 in reflection requests.
-        "/grpc.health.v1.Health/Check": [b"", _text(1, model.name), _text(1, _PREDICTION)],
+        "/grpc.health.v1.Health/Check": [b"", _text(1, model.name), _text(1, wire.PREDICTION[1:-1])],
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": [
-            *(_text(7, ""), _text(4, _PREDICTION), _text(3, "tensorflow/core/framework/tensor.proto"))
+            *(_text(7, ""), _text(4, wire.PREDICTION[1:-1]), _text(3, "tensorflow/core/framework/tensor.proto"))
         ],
     }
 
@@ -100,7 +99,8 @@ def _calls(model: ServedModel) -> Iterator[Call]:
             yield encoded(Random(0), drawn)[0]
     for signature in model.predicted():
         columns = signature.columns()
-        weights = {name: [[0.5] * len(row) for row in columns[name]] for name in _weighted(signature, columns)}
+        weighted = [name for name in columns if f"{name}__weights" in signature.inputs]
+        weights = {name: [[0.5] * len(row) for row in columns[name]] for name in weighted}
         for seed in range(_ENCODINGS):
             given = weights if seed % 2 and signature in model.lookups() else {}
             drawn = Drawn(model.name, signature.name, signature.tensors(), columns, given, list(signature.outputs))
@@ -109,61 +109,45 @@ def _calls(model: ServedModel) -> Iterator[Call]:
                     yield call
 
 
-def _weighted(signature: Signature, columns: dict[str, Any]) -> list[str]:
-    return [name for name in columns if f"{name}__weights" in signature.inputs]
-
-
 def _examples() -> Iterator[Any]:
+    feature = wire.message_class("tensorflow.Feature")
     for values in ((1, 2, 3), ()):
-        example = message_class("tensorflow.Example")()
-        features = example.features.feature
-        features["x"].float_list.value.extend(float(value) for value in values)
-        features["ids"].int64_list.value.extend(values)
-        features["s"].bytes_list.value.extend(str(value).encode() for value in values)
-        yield example
+        features = {
+            "x": feature(float_list={"value": values}),
+            "ids": feature(int64_list={"value": values}),
+            "s": feature(bytes_list={"value": [str(value).encode() for value in values]}),
+        }
+        yield wire.message_class("tensorflow.Example")(features={"feature": features})
 
 
-def _example_requests(model: ServedModel, method: str, message: str, examples: list[Any]) -> list[bytes]:
-    found = []
-    for signature in [s.name for s in model.of_method(method)] or ["serving_default"]:
-        for with_context in (False, True):
-            request = message_class(f"tensorflow.serving.{message}")()
-            request.model_spec.name, request.model_spec.signature_name = model.name, signature
-            if with_context:
-                request.input.example_list_with_context.examples.extend(examples)
-                request.input.example_list_with_context.context.CopyFrom(examples[0])
-            else:
-                request.input.example_list.examples.extend(examples)
-            found.append(request.SerializeToString())
-    return found
+def _example_requests(model: ServedModel, method: str, message: str) -> list[bytes]:
+    examples = list(_examples())
+    inputs = (
+        {"example_list": {"examples": examples}},
+        {"example_list_with_context": {"examples": examples, "context": examples[0]}},
+    )
+    names = [s.name for s in model.of_method(method)] or [_DEFAULT]
+    specs = [{"name": model.name, "signature_name": name} for name in names]
+    return [_message(message, model_spec=spec, input=given) for spec in specs for given in inputs]
 
 
-def _multi_inference(model: ServedModel, examples: list[Any]) -> bytes:
-    request = message_class("tensorflow.serving.MultiInferenceRequest")()
+def _multi_inference(model: ServedModel) -> bytes:
+    tasks = []
     for method in _INFERENCES:
-        task = request.tasks.add()
-        found = model.of_method(method)
-        task.model_spec.name = model.name
-        task.model_spec.signature_name = found[0].name if found else "serving_default"
-        task.method_name = f"tensorflow/serving/{method}"
-    request.input.example_list.examples.extend(examples)
-    return bytes(request.SerializeToString())
-
-
-def _spec_request(message: str, model: ServedModel, *, metadata: bool) -> bytes:
-    request = message_class(f"tensorflow.serving.{message}")()
-    request.model_spec.name = model.name
-    if metadata:
-        request.metadata_field.append("signature_def")
-    return bytes(request.SerializeToString())
+        (name, *_) = [*(s.name for s in model.of_method(method)), _DEFAULT]
+        spec = {"name": model.name, "signature_name": name}
+        tasks.append({"model_spec": spec, "method_name": f"tensorflow/serving/{method}"})
+    return _message("MultiInferenceRequest", tasks=tasks, input={"example_list": {"examples": list(_examples())}})
 
 
 def _reload(model: ServedModel) -> bytes:
-    request = message_class("tensorflow.serving.ReloadConfigRequest")()
-    config = request.config.model_config_list.config.add()
     # The path names a folder that does not exist, so that a mutated request which is valid by chance loads nothing.
-    config.name, config.base_path, config.model_platform = model.name, "no_such_folder", "tensorflow"
-    return bytes(request.SerializeToString())
+    config = {"name": model.name, "base_path": "no_such_folder", "model_platform": "tensorflow"}
+    return _message("ReloadConfigRequest", config={"model_config_list": {"config": [config]}})
+
+
+def _message(name: str, **fields: Any) -> bytes:
+    return bytes(wire.message_class(f"tensorflow.serving.{name}")(**fields).SerializeToString())
 
 
 def _text(number: int, text: str) -> bytes:

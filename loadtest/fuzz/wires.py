@@ -16,53 +16,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from loadtest.attacks import frames
 from loadtest.fuzz.mutations import mutated, mutated_binary, mutated_json
-from loadtest.fuzz.seeds import RELOAD, binary_seeds, grpc_seeds, http_seeds, infer_path
+from loadtest.fuzz.seeds import binary_seeds, grpc_seeds, http_seeds, infer_path
 from loadtest.live_server import client_context
 from loadtest.model_samples import ServedModel
-from loadtest.wire import INFER_METHOD, PREDICT_METHOD, framed, message_class
+from loadtest.wire import ANSWERS, INFER_METHOD, PREDICT_METHOD, RELOAD_METHOD, framed, message_class
 
 # gRPC codes by which a server may refuse a mutated request; any other error is a wrong reaction.
-REFUSALS = {
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.OUT_OF_RANGE,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
+_REFUSALS = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED"}
+_REFUSALS |= {"UNIMPLEMENTED"}
 _HTTP_REFUSALS = {400, 404, 413, 501}
-_RESPONSES = {
-    "Predict": "PredictResponse",
-    "Classify": "ClassificationResponse",
-    "Regress": "RegressionResponse",
-    "MultiInference": "MultiInferenceResponse",
-    "GetModelMetadata": "GetModelMetadataResponse",
-    "GetModelStatus": "GetModelStatusResponse",
-    "HandleReloadConfigRequest": "ReloadConfigResponse",
-}
 # Maps a DataType number to the TensorProto field of its values, and to its bytes per value in tensor_content.
 _VALUES = {
-    1: ("float_val", 4),
-    2: ("double_val", 8),
-    3: ("int_val", 4),
-    4: ("int_val", 1),
-    5: ("int_val", 2),
-    6: ("int_val", 1),
-    7: ("string_val", 0),
-    9: ("int64_val", 8),
-    10: ("bool_val", 1),
-    14: ("half_val", 2),
-    17: ("int_val", 2),
-    19: ("half_val", 2),
-    22: ("uint32_val", 4),
-    23: ("uint64_val", 8),
+    **{1: ("float_val", 4), 2: ("double_val", 8), 3: ("int_val", 4), 7: ("string_val", 0), 9: ("int64_val", 8)},
+    **dict.fromkeys((4, 6), ("int_val", 1)) | dict.fromkeys((5, 17), ("int_val", 2)),
+    **{10: ("bool_val", 1), **dict.fromkeys((14, 19), ("half_val", 2)), 22: ("uint32_val", 4), 23: ("uint64_val", 8)},
 }
 
 
@@ -76,14 +50,13 @@ class Verdict:
 
 def of_grpc_answer(method: str, data: bytes) -> Verdict:
     """Judges the message of an OK answer over gRPC: it must parse, and a PredictResponse's tensors fit their shapes."""
-    name = _RESPONSES.get(method.rpartition("/")[2])
-    if name is None:
+    if method not in ANSWERS:
         return Verdict("OK")
     try:
-        response = message_class(f"tensorflow.serving.{name}").FromString(data)
+        response = message_class(ANSWERS[method]).FromString(data)
     except DecodeError as error:
         return Verdict("OK", f"the answer can not be read: {error}")
-    if name == "PredictResponse":
+    if method == PREDICT_METHOD:
         problems = [f"output {key!r}: {p}" for key, tensor in response.outputs.items() if (p := tensor_problem(tensor))]
         return Verdict("OK", "; ".join(problems))
     return Verdict("OK")
@@ -134,7 +107,7 @@ def of_grpc_error(code: grpc.StatusCode, text: str) -> Verdict:
     if code is grpc.StatusCode.UNAVAILABLE and text.startswith("The server is overloaded"):
         # On a busy machine the server's queues may be full.
         return Verdict(code.name)
-    if code not in REFUSALS:
+    if code.name not in _REFUSALS:
         return Verdict(code.name, f"{code.name}: {text}")
     return Verdict(code.name, "" if text else f"{code.name} without an error text")
 
@@ -162,16 +135,6 @@ class Sent:
     target: str
     payload: bytes
     verdict: Verdict
-
-
-class Wire(Protocol):
-    """The interface of a connection over which one thread sends mutated requests."""
-
-    def send(self, number: int) -> Sent:
-        """Makes and sends the request with this number."""
-
-    def close(self) -> None:
-        """Closes the connection."""
 
 
 def _raw(address: str, protocol: str, data: bytes) -> bytes:
@@ -215,6 +178,7 @@ class HttpWire:
         self._infer_path = infer_path(model)
 
     def send(self, number: int) -> Sent:
+        """Makes and sends the request with this number."""
         source = self._source
         source.seed(self._seed << 40 | number)
         if source.random() < _BINARY_SHARE and self._binary:
@@ -281,7 +245,7 @@ class GrpcWire:
             self._channel = grpc.insecure_channel(address, options)
         self._source, self._seed = Random(), seed
         self._seeds = grpc_seeds(model)
-        self._others = [method for method in self._seeds if method not in (PREDICT_METHOD, RELOAD, INFER_METHOD)]
+        self._others = [method for method in self._seeds if method not in (PREDICT_METHOD, RELOAD_METHOD, INFER_METHOD)]
 
     def send(self, number: int) -> Sent:
         source = self._source
@@ -308,6 +272,10 @@ class GrpcWire:
 
     def close(self) -> None:
         self._channel.close()
+
+
+# A connection over which one thread sends mutated requests.
+Wire = HttpWire | GrpcWire
 
 
 def _request_frames(method: str, body: bytes) -> bytes:

@@ -21,10 +21,10 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from loadtest.live_server import ROOT, LiveServer, export_demo, say
 from loadtest.model_samples import ask
@@ -92,7 +92,7 @@ def _record(options: argparse.Namespace) -> int:
     (options.out / _ABOUT).write_text(json.dumps(about, indent=1))
     with _checkout(options.server_from) as root, ExitStack() as stack:
         servers = [stack.enter_context(_server(root, models, options.server_flags)) for _ in range(2)]
-        clients = [stack.enter_context(Exchanges(server.ready())) for server in servers]
+        clients = [stack.enter_context(closing(Exchanges(server.ready()))) for server in servers]
         served = [ask(servers[0].http, model.name) for model in sorted(models.iterdir())]
         drawing = Drawing(served, models, options.seed)
         for form in (*FORMS, OTHER):
@@ -117,13 +117,13 @@ def _replay(options: argparse.Namespace) -> int:
     intended, about = [] if options.strict else read_intended(), json.loads((options.corpus / _ABOUT).read_text())
     say(f"recorded from {about['server']}, seed {about['seed']}, flags {about['flags']}")
     forms = sorted(file.name.removesuffix(_LINES) for file in options.corpus.glob(f"*{_LINES}"))
-    groups: dict[tuple[tuple[str, str, str], ...], list[_Finding]] = {}
+    groups: dict[tuple[tuple[str, str, str], ...], list[tuple[Request, list[Difference]]]] = {}
     total = 0
     mask = without_nan_signs if options.any_nan_sign else str
     flags = (*about["flags"], *options.server_flags)
     with (
         _server(options.server, options.corpus / "models", flags, options.python) as server,
-        Exchanges(server.ready()) as client,
+        closing(Exchanges(server.ready())) as client,
     ):
         for form in options.forms.split(",") if options.forms else forms:
             counts: Counter[str] = Counter()
@@ -136,28 +136,19 @@ def _replay(options: argparse.Namespace) -> int:
                     say(f"{request.text()}\n\nrecorded: {recorded}\nnow: {client.send(request)}")
                 if left:
                     key = tuple((one.part, _shape(one.was), _shape(one.now)) for one in left)
-                    groups.setdefault(key, []).append(_Finding(request, left))
+                    groups.setdefault(key, []).append((request, left))
             total += counts["different"]
             say(f"{form}: {counts.total()} requests, {dict(counts)}")
     for findings in sorted(groups.values(), key=len, reverse=True):
-        forms = Counter(finding.request.form for finding in findings)
-        request = findings[0].request
-        say(
-            f"\nDIFFERENT {len(findings)} times, {dict(forms)}; {request.form}, {request.name}: {request.text()!r:.300}"
-        )
-        for one in findings[0].differences:
+        counts, (request, left) = Counter(found.form for found, _ in findings), findings[0]
+        first = f"{request.form}, {request.name}: {request.text()!r:.300}"
+        say(f"\nDIFFERENT {len(findings)} times, {dict(counts)}; {first}")
+        for one in left:
             say(f"  {one.part}: was {one.was!r:.300}, now {one.now!r:.300}")
     for change in intended:
         say(f"intended, {change.used} times: {change.reason}")
     say(f"{total} answers differ" if total else "ok")
     return 1 if total else 0
-
-
-class _Finding(NamedTuple):
-    """A request whose answer differs in a way that nobody intended."""
-
-    request: Request
-    differences: list[Difference]
 
 
 def _compared(

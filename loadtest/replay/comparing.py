@@ -20,16 +20,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from loadtest.replay.requests import Request, Stored
-from loadtest.wire import message_class
+from loadtest.wire import ANSWERS, message_class
 
 INTENDED = Path(__file__).parent / "intended.toml"
-_RESPONSES = {
-    "grpc_infer": "inference.ModelInferResponse",
-    "grpc_predict": "tensorflow.serving.PredictResponse",
-    "grpc_classify": "tensorflow.serving.ClassificationResponse",
-    "grpc_regress": "tensorflow.serving.RegressionResponse",
-    "grpc_multi_inference": "tensorflow.serving.MultiInferenceResponse",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +134,9 @@ def _messages(request: Request, data: bytes) -> str:
         if flag == 1:
             message = zlib.decompress(message, 47)
         text = message.hex()
-        if request.form in _RESPONSES:
+        if request.path in ANSWERS:
             try:
-                parsed = message_class(_RESPONSES[request.form]).FromString(message)
+                parsed = message_class(ANSWERS[request.path]).FromString(message)
                 text = f"{len(message)} bytes: {parsed.SerializeToString(deterministic=True).hex()} {parsed}"
             except DecodeError:
                 text = f"no message: {text}"

@@ -9,22 +9,17 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from h2.events import StreamReset
 from h2.exceptions import ProtocolError
 from hpack import NeverIndexedHeaderTuple
 
 from loadtest.live_server import LiveServer
-from loadtest.wire import framed
+from loadtest.wire import INFER_METHOD, PREDICT_METHOD, PREDICTION, framed
 from tests.conformance.random_calls import Call
 from tests.integration.h2_client import Answer, H2Client
 
-_PREDICTION = "/tensorflow.serving.PredictionService/"
 _METHODS = {
-    "/inference.GRPCInferenceService/ModelInfer": "grpc_infer",
-    f"{_PREDICTION}Predict": "grpc_predict",
-    f"{_PREDICTION}Classify": "grpc_classify",
-    f"{_PREDICTION}Regress": "grpc_regress",
-    f"{_PREDICTION}MultiInference": "grpc_multi_inference",
+    **{INFER_METHOD: "grpc_infer", PREDICT_METHOD: "grpc_predict", f"{PREDICTION}Classify": "grpc_classify"},
+    **{f"{PREDICTION}Regress": "grpc_regress", f"{PREDICTION}MultiInference": "grpc_multi_inference"},
 }
 # Requests to these routes are of one form; requests to :predict and /infer are of two forms each.
 _ROUTES = {":lookup": "lookup", ":rows": "rows", ":classify": "rest_classify", ":regress": "rest_regress"}
@@ -87,9 +82,7 @@ class Exchanges:
 
     def __init__(self, server: LiveServer) -> None:
         self._server = server
-        self._http_port = int(server.http.rpartition(":")[2])
-        self._grpc_port = int(server.grpc.rpartition(":")[2])
-        self._http = http.client.HTTPConnection("127.0.0.1", self._http_port, timeout=_TIMEOUT_S)
+        self._http = http.client.HTTPConnection("127.0.0.1", server.ports["http_port"], timeout=_TIMEOUT_S)
         self._grpc: H2Client | None = None
 
     def send(self, request: Request) -> Stored:
@@ -106,7 +99,7 @@ class Exchanges:
             try:
                 return sent(request)
             except (OSError, http.client.HTTPException, ProtocolError) as error:
-                self._close()
+                self.close()
                 if not self._server.is_alive:
                     text = f"{request.form}, {request.name}"
                     raise RuntimeError(f"the server ended with {self._server.exit_status} at {text}") from error
@@ -131,18 +124,12 @@ class Exchanges:
 
     def _send_grpc(self, request: Request) -> Stored:
         if self._grpc is None:
-            self._grpc = H2Client(self._grpc_port)
+            self._grpc = H2Client(self._server.ports["grpc_port"])
             # Texts of errors may end with a space, which this client otherwise takes for a protocol error.
             self._grpc.h2.config.validate_inbound_headers = False
         client = self._grpc
-        headers = {
-            ":method": "POST",
-            ":scheme": "http",
-            ":path": request.path,
-            ":authority": "test",
-            "te": "trailers",
-            "content-type": "application/grpc",
-        } | dict(request.headers)
+        headers = {":method": "POST", ":scheme": "http", ":path": request.path, ":authority": "test"}
+        headers |= {"te": "trailers", "content-type": "application/grpc", **dict(request.headers)}
         stream_id = client.h2.get_next_available_stream_id()
         # Headers that are never indexed leave no state on the connection: grpcio remembers that one was malformed.
         client.h2.send_headers(stream_id, [NeverIndexedHeaderTuple(*pair) for pair in headers.items() if pair[1]])
@@ -154,30 +141,19 @@ class Exchanges:
         while not answer.is_over and not client.is_closed:
             client.receive()
         client.answers.clear()
-        resets = [
-            int(event.error_code)
-            for event in client.events
-            if isinstance(event, StreamReset) and event.stream_id == stream_id
-        ]
         client.events.clear()
         if not answer.is_over:
             raise ConnectionError("the server closed the connection")
         if client.is_closed:
-            self._close()
+            self.close()
         found = sorted([name, value] for name, value in answer.headers.items())
-        return {"headers": found, "body": _text(answer.data), "reset": resets[0] if resets else None}
+        return {"headers": found, "body": _text(answer.data), "reset": answer.reset}
 
-    def _close(self) -> None:
+    def close(self) -> None:
         self._http.close()
         if self._grpc is not None:
             self._grpc.socket.close()
             self._grpc = None
-
-    def __enter__(self) -> Exchanges:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
 
 
 def _text(data: bytes) -> str:

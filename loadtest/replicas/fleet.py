@@ -7,9 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtest.live_server import ROOT
+from loadtest.live_server import ROOT, LiveServer, exchange
 from loadtest.network_hosts import Host, Hosts
 from tests.integration.process import until
 from tests.toy_model import toy_tables, write_toy_model
@@ -31,7 +29,7 @@ _CONFIGURATIONS = ROOT / "examples" / "balancers"
 # The first three numbers of the addresses in the example configurations, which the test replaces.
 _EXAMPLE_NETWORK = "10.0.0."
 # --shutdown_delay_s is longer than the second within which the balancers notice that a replica is not ready.
-_FLAGS = ("--shutdown_delay_s=2", "--graph_signatures=off", "--file_system_poll_wait_seconds=0.1", "--log_format=json")
+_FLAGS = ("--shutdown_delay_s=2", "--graph_signatures=off", "--file_system_poll_wait_seconds=0.1")
 
 
 @cache
@@ -56,42 +54,16 @@ class Replica:
 
     def start(self) -> None:
         """Starts the replica's process, and waits until the replica is ready."""
-        where = [f"--host={self.host.address}", f"--port={GRPC_PORT}", f"--rest_api_port={HTTP_PORT}"]
-        model = [f"--model_name={MODEL}", f"--model_base_path={self._models}"]
-        self._process = subprocess.Popen(
-            [*self.host.prefix, sys.executable, "-m", "service", *where, *model, *_FLAGS],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        until(lambda: self._get("/readyz") is not None)
+        flags = [f"--port={GRPC_PORT}", f"--rest_api_port={HTTP_PORT}", f"--model_name={MODEL}", *_FLAGS]
+        self.server = LiveServer(*flags, f"--model_base_path={self._models}", host=self.host).ready()
 
     def serves(self, version: int) -> bool:
-        answer = self._get(f"/v1/models/{MODEL}/versions/{version}")
-        return answer is not None and '"AVAILABLE"' in answer
-
-    def stop(self) -> None:
-        """Sends SIGTERM, as an orchestrator does, and waits for the end of the process."""
-        self._process.terminate()
-        self._process.wait(_PATIENCE_S)
+        status, answer = exchange(self.server.http, f"/v1/models/{MODEL}/versions/{version}")
+        return status == 200 and b'"AVAILABLE"' in answer
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(_PATIENCE_S)
-
-    def freeze(self) -> None:
-        """Stops the replica's process (SIGSTOP); its connections stay open."""
-        self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Lets the replica's process run again after freeze()."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def _get(self, path: str) -> str | None:
-        url = f"http://{self.host.address}:{HTTP_PORT}{path}"
-        with suppress(OSError), urllib.request.urlopen(url, timeout=2) as got:
-            return str(got.read().decode())
-        return None
+        self.server.signal(signal.SIGKILL)
+        self.server.stop()
 
 
 @dataclass
@@ -163,7 +135,7 @@ def _balancer(name: str, folder: Path, host: Host) -> Iterator[None]:
             [*host.prefix, program, *before, str(configuration), *after], cwd=folder, stdout=log, stderr=log
         )
         try:
-            until(lambda: process.poll() is not None or _answers(f"http://{host.address}:{HTTP_PORT}/readyz"))
+            until(lambda: process.poll() is not None or _answers(f"{host.address}:{HTTP_PORT}"))
             if process.poll() is not None:
                 raise RuntimeError(f"{name} ended: {(folder / f'{name}.log').read_text()}")
             # Seconds after which the balancer's health checks have found all replicas.
@@ -174,9 +146,9 @@ def _balancer(name: str, folder: Path, host: Host) -> Iterator[None]:
             process.wait(_PATIENCE_S)
 
 
-def _answers(url: str) -> bool:
-    with suppress(OSError), urllib.request.urlopen(url, timeout=2):
-        return True
+def _answers(address: str) -> bool:
+    with suppress(OSError):
+        return exchange(address, "/readyz", timeout_s=2)[0] == 200
     return False
 
 
@@ -191,7 +163,7 @@ _FOUND_S = 1.5
 def rolling_restart(fleet: Fleet) -> None:
     """Restarts one replica after another by SIGTERM, each after the previous replica gets requests again."""
     for replica in fleet.replicas:
-        replica.stop()
+        replica.server.stop()
         replica.start()
         time.sleep(_FOUND_S)
 
@@ -214,25 +186,26 @@ def kill(fleet: Fleet) -> None:
 
 def freeze(fleet: Fleet) -> None:
     """Stops a replica (SIGSTOP): its connections stay and nothing answers. Then lets it go on."""
-    fleet.replicas[_LOST].freeze()
+    frozen = fleet.replicas[_LOST].server
+    frozen.signal(signal.SIGSTOP)
     try:
         fleet.wait()
     finally:
-        fleet.replicas[_LOST].thaw()
+        frozen.signal(signal.SIGCONT)
     time.sleep(_FOUND_S)
 
 
 def slow_down(fleet: Fleet) -> None:
     """Lets a replica run for only 5 ms of each 50 ms, as if other programs used its processors."""
-    slow, end_s = fleet.replicas[_LOST], time.monotonic() + fleet.seconds
+    slow, end_s = fleet.replicas[_LOST].server, time.monotonic() + fleet.seconds
     try:
         while time.monotonic() < end_s:
-            slow.freeze()
+            slow.signal(signal.SIGSTOP)
             time.sleep(_STOPPED_S)
-            slow.thaw()
+            slow.signal(signal.SIGCONT)
             time.sleep(_RUNNING_S)
     finally:
-        slow.thaw()
+        slow.signal(signal.SIGCONT)
 
 
 def cut_host(fleet: Fleet) -> None:

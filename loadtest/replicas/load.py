@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,6 +16,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
 from loadtest.replicas.fleet import MODEL, user_rows
+from loadtest.steady_load import Counts, SteadyLoad
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
 _CLIENTS = 4
@@ -43,32 +43,17 @@ _RETRIES = Retry(total=3, backoff_factor=0.05, status_forcelist=(502, 503, 504),
 
 
 @dataclass
-class Tally:
-    """Counts of the requests over one wire while one fault lasts.
+class Tally(Counts):
+    """Counts of the requests over one wire while one fault lasts; seconds: the time of each answered request."""
 
-    seconds: the time that each answered request took. last_failure_s: the end of the last failed request, on
-    time.monotonic(). why: error -> how often it occurred. versions: model versions that answered.
-    """
-
-    begin_s: float = field(default_factory=time.monotonic)
     seconds: list[float] = field(default_factory=list)
-    failed: int = 0
-    wrong: int = 0
-    last_failure_s: float = 0.0
-    why: Counter[str] = field(default_factory=Counter)
-    versions: Counter[int] = field(default_factory=Counter)
-
-    @property
-    def recovery_s(self) -> float:
-        """Seconds from the start of the fault to the end of the last failed request; 0 if none failed."""
-        return max(self.last_failure_s - self.begin_s, 0.0)
 
     def quantile_ms(self, q: float) -> float:
         """Returns a quantile of the answered requests' response times in milliseconds; q from 0 to 1."""
         return float(np.quantile(self.seconds, q)) * 1e3 if self.seconds else float("nan")
 
 
-class Load:
+class Load(SteadyLoad):
     """Clients that call until the `with` block ends.
 
     tallies: wire -> its counts since renew() was called last.
@@ -80,35 +65,19 @@ class Load:
         self._wires = {"gRPC": lambda: _grpc_lookups(grpc_target)}
         if http_url:
             self._wires["HTTP"] = lambda: _http_lookups(http_url)
-        self._is_over = threading.Event()
-        self._counting = threading.Lock()
         self.renew()
-        self._threads = [
-            threading.Thread(target=self._run, args=(wire, number))
-            for wire in self._wires
-            for number in range(_CLIENTS)
-        ]
+        super().__init__(*(partial(self._run, wire, n) for wire in self._wires for n in range(_CLIENTS)))
 
     def renew(self) -> dict[str, Tally]:
         """Starts new counts of requests, and returns them; requests under way still count in the previous counts."""
         self.tallies = {wire: Tally() for wire in self._wires}
         return self.tallies
 
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join()
-
     def _run(self, wire: str, number: int) -> None:
         source = random.Random(number)
         look_up = self._wires[wire]()
-        self._is_over.wait(number * self._period_s / _CLIENTS)
-        while not self._is_over.is_set():
+        self.is_over.wait(number * self._period_s / _CLIENTS)
+        while not self.is_over.is_set():
             ids = [source.randrange(5) for _ in range(_NUM_IDS)]
             tally, begin_s = self.tallies[wire], time.monotonic()
             try:
@@ -119,16 +88,14 @@ class Load:
             except requests.RequestException as failure:
                 error = f"{type(failure).__name__}: {failure}"
             end_s = time.monotonic()
-            with self._counting:
+            with self.counting:
                 if error:
-                    tally.failed += 1
-                    tally.last_failure_s = end_s
-                    tally.why[error[:160]] += 1
+                    tally.fail(error)
                 else:
                     tally.seconds.append(end_s - begin_s)
                     tally.versions[version] += 1
                     tally.wrong += not np.array_equal(rows, user_rows(version)[ids])
-            self._is_over.wait(max(0.0, begin_s + self._period_s - end_s))
+            self.is_over.wait(max(0.0, begin_s + self._period_s - end_s))
 
 
 def _grpc_lookups(target: str) -> Callable[[list[int]], tuple[int, np.ndarray]]:

@@ -71,11 +71,9 @@ class _Clock:
         self._main = getcurrent()
 
     def monotonic(self) -> float:
-        """Returns the time."""
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        """Runs other tasks meanwhile."""
         own = getcurrent()
         self._wait(own, self.now_s + max(seconds, 0.0))
         if own is not self._main:
@@ -187,7 +185,6 @@ class _Node:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Host and port."""
         return f"n{self.number}", 7000 + self.number
 
     @property
@@ -350,7 +347,6 @@ class _Cluster:
         return begin_s + (now_s - begin_s) * (now_s - end_s) / _COMES_S
 
     def catch_up_all(self) -> None:
-        """Lets all replicas catch up."""
         for node in self.nodes:
             self.catch_up(node)
 
@@ -538,7 +534,6 @@ class _Cluster:
         self.spread()
 
     def end(self, node: _Node) -> None:
-        """Ends a node's process."""
         node.is_up = False
         if node is self.primary(node.group):
             others = [one.offset for one in self.members(node.group) if one is not node and one.history == node.history]
@@ -599,7 +594,7 @@ class _Client:
         self._words = []
 
     def close(self) -> None:
-        """Does nothing."""
+        pass
 
     def pipeline(self, transaction: bool) -> _Pipeline:
         """Returns a pipeline of commands."""
@@ -607,15 +602,12 @@ class _Client:
         return _Pipeline(self)
 
     def info(self, section: str) -> Any:
-        """Asks for a report."""
         return self.ask([("INFO", section)])[0]
 
     def ping(self) -> None:
-        """Asks for a sign of life."""
         self.ask([("CLUSTER INFO",)])
 
     def execute_command(self, *words: Any) -> Any:
-        """Runs one command."""
         return self.ask([words])[0]
 
     def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -658,11 +650,9 @@ class _Pipeline(_Client):
         self._words = []
 
     def execute_command(self, *words: Any) -> Any:
-        """Adds a command."""
         self._words.append(words)
 
     def execute(self, raise_on_error: bool) -> list[Any]:
-        """Sends the commands."""
         assert not raise_on_error
         return self.ask(self._words)
 
@@ -717,7 +707,6 @@ class _Server:
         self._heard_s = max(self._heard_s, as_of_s)
 
     def upsert(self) -> None:
-        """Writes some rows."""
         rng = self._cluster.rng
         ids = np.array(sorted(rng.sample(range(_ROWS), rng.randint(1, 3))), np.int64)
 

@@ -22,15 +22,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.models import ROOT, prepared
-from loadtest.bench.workloads import MODEL, SMALL, TINY, Data
-from loadtest.live_server import LiveServer, say
+from loadtest.bench.models import SIZES, prepared
+from loadtest.bench.workloads import MODEL, Data
+from loadtest.live_server import ROOT, LiveServer, say
 from loadtest.soak import load
 from loadtest.soak.calls import Calls
 from loadtest.soak.load import Trouble, running
 from loadtest.soak.report import Report, Tally, sampled
-
-_SIZES = {"small": SMALL, "tiny": TINY}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,13 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
         models = Path(scratch) / "models"
         exported = prepared(options.folder or Path(scratch) / "export", options.sizes)
         shutil.copytree(exported / "model" / "1", models / "1")
-        flags = [
-            f"--model_name={MODEL}",
-            f"--model_base_path={models}",
-            f"--delta_journal_dir={models.parent / 'journal'}",
-            *options.server_flags,
-        ]
-        with LiveServer(*flags) as server:
+        flags = [f"--model_name={MODEL}", f"--model_base_path={models}", f"--delta_journal_dir={scratch}/journal"]
+        with LiveServer(*flags, *options.server_flags) as server:
             _soak(server.ready(), models, report, options, interrupted)
         # Errors that the server logs while it stops count, too.
         report.faults = dict(server.faults)
@@ -63,26 +56,20 @@ def main(arguments: list[str] | None = None) -> int:
 def _soak(
     server: LiveServer, models: Path, report: Report, options: argparse.Namespace, interrupted: threading.Event
 ) -> None:
-    tally = Tally(interrupted)
-    has_predict = "--graph_signatures=off" not in options.server_flags
-    calls = Calls(server.grpc, server.http, Data(_SIZES[options.sizes]), has_predict=has_predict)
+    tally, data = Tally(interrupted), Data(SIZES[options.sizes])
+    calls = Calls(server, data, has_predict="--graph_signatures=off" not in options.server_flags)
     report.problems = tally.problems
     troubles: list[Trouble] = []
-    address = server.http.removeprefix("http://")
     if options.upsert_seconds:
-        data = Data(_SIZES[options.sizes])
-        period_s = options.upsert_seconds
-        troubles.append(lambda stop: load.upsert(server.admin, address, data, tally, stop, interval_s=period_s))
+        troubles.append(lambda stop: load.upsert(server, data, tally, stop, interval_s=options.upsert_seconds))
     else:
         say("no rows are changed: --upsert_seconds is 0")
     if options.flood_seconds:
-        rest_s = options.flood_seconds
-        troubles.append(lambda stop: load.flood(server.grpc, address, tally, stop, interval_s=rest_s))
+        troubles.append(lambda stop: load.flood(server, tally, stop, interval_s=options.flood_seconds))
     say(f"server {server.pid}: {server.held()}")
     start_s = time.monotonic()
     end_s = start_s + options.minutes * 60
-    more: dict[str, Any] = {"rate": options.rate, "swap_s": options.swap_seconds}
-    with running(calls, tally, models, troubles=troubles, **more):
+    with running(calls, tally, models, rate=options.rate, swap_s=options.swap_seconds, troubles=troubles):
         next_s = start_s + options.sample_seconds
         while next_s < end_s and not interrupted.wait(max(0.0, next_s - time.monotonic())) and server.is_alive:
             _sample(server, tally, report, start_s)
@@ -109,31 +96,23 @@ def _sample(server: LiveServer, tally: Tally, report: Report, start_s: float) ->
 
 def _about(options: argparse.Namespace) -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    given = {name: getattr(options, name) for name in ("minutes", "rate", "sizes", "swap_seconds", "server_flags")}
-    given |= {"upsert_seconds": options.upsert_seconds, "flood_seconds": options.flood_seconds}
+    given = {name: value for name, value in vars(options).items() if name not in ("out", "folder")}
     return {"commit": commit, "python": platform.python_version(), "began": time.time(), **given}
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0, help="default: %(default)s")
-    parser.add_argument("--rate", type=float, default=200.0, help="requests per second (default: %(default)s)")
+    for name, default, what in (
+        ("minutes", 30.0, "of load"),
+        ("rate", 200.0, "requests per second"),
+        ("swap_seconds", 30.0, "between versions"),
+        ("upsert_seconds", 5.0, "between changes of a row, where the server can; 0: none"),
+        ("flood_seconds", 0.0, "between attacks of loadtest.attacks, each of 3 s; 0: none"),
+        ("sample_seconds", 60.0, "between samples"),
+    ):
+        parser.add_argument(f"--{name}", type=float, default=default, help=f"{what} (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("build/soak"), help="folder (default: %(default)s)")
-    parser.add_argument("--swap_seconds", type=float, default=30.0, help="between versions (default: %(default)s)")
-    parser.add_argument(
-        "--upsert_seconds",
-        type=float,
-        default=5.0,
-        help="between changes of a row, where the server can; 0: none (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--flood_seconds",
-        type=float,
-        default=0.0,
-        help="between attacks of loadtest.attacks, each of 3 s; 0: none (default: %(default)s)",
-    )
-    parser.add_argument("--sample_seconds", type=float, default=60.0, help="between samples (default: %(default)s)")
-    parser.add_argument("--sizes", choices=sorted(_SIZES), default="small", help="of the tables (default: %(default)s)")
+    parser.add_argument("--sizes", choices=("small", "tiny"), default="small", help="of tables (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where the exported model is kept for the next run")
     parser.add_argument("server_flags", nargs="*", help="more flags of the server, after --")
     return parser

@@ -17,10 +17,9 @@ import grpc
 import numpy as np
 
 from loadtest.bench.workloads import GRPC, JSON, MODEL, Arrays, Data, check
-from loadtest.wire import PREDICT_METHOD, message_class
+from loadtest.live_server import LiveServer
+from loadtest.wire import ANSWERS, METADATA_METHOD, PREDICT_METHOD, STATUS_METHOD, message_class, message_classes
 
-_MODEL_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
-_METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
 # Timeout of one request, much longer than even a busy machine needs.
 _PATIENCE_S = 30.0
 _OPTIONS = [
@@ -55,9 +54,9 @@ class Calls:
     share: kind -> (its share of all requests, the function that sends one).
     """
 
-    def __init__(self, grpc_address: str, http_address: str, data: Data, *, has_predict: bool) -> None:
+    def __init__(self, server: LiveServer, data: Data, *, has_predict: bool) -> None:
         """Sends each request once and compares the answer with numpy's; raises AssertionError and grpc.RpcError."""
-        self._grpc, self._http = grpc_address, http_address.removeprefix("http://")
+        self._grpc, self._http = server.grpc, server.http.removeprefix("http://")
         self.share: dict[str, tuple[float, Callable[[grpc.Channel, random.Random], str]]] = {}
         with self.channel() as channel:
             asked = {
@@ -92,11 +91,10 @@ class Calls:
         body, _ = GRPC.encode(workload, inputs)
         if metadata is _CONTENT:
             body = _with_content(body)
-        answer = _predict_class("Response").FromString(_unary(channel, PREDICT_METHOD, body, metadata=metadata))
-        answer.ClearField("model_spec")
+        answer = _unary(channel, PREDICT_METHOD, body, metadata=metadata)
         expected = data.expected(workload, inputs)
-        check(_arrays(answer), expected, exact=workload != "W5")
-        return Asked(body, answer, inputs, expected)
+        check(GRPC.decode(answer, {}), expected, exact=workload != "W5")
+        return Asked(body, _unversioned(answer), inputs, expected)
 
     def _right(
         self,
@@ -117,15 +115,13 @@ class Calls:
                 f"metadata {rpc.initial_metadata()}, trailing metadata {rpc.trailing_metadata()}, first bytes "
                 f"{body[:16].hex()}, request compressed: {compression is not None}"
             )
-        answer = _predict_class("Response").FromString(body)
-        answer.ClearField("model_spec")
-        if answer != one.answer:
-            check(_arrays(answer), one.expected, exact=True)
+        if _unversioned(body) != one.answer:
+            check(GRPC.decode(body, {}), one.expected, exact=True)
             raise Wrong("the answer is within 1e-6 of numpy's, but not the first answer to the bit")
         return "OK"
 
     def _bad(self, channel: grpc.Channel, source: random.Random) -> str:
-        request = _predict_class("Request").FromString(source.choice(self._medium).body)
+        request = message_classes()[0].FromString(source.choice(self._medium).body)
         fault = source.choice(["no such row", "ids without their row splits", "too small a shape", "a wrong name"])
         if fault == "no such row":
             request.inputs["user"].int64_val[0] = 1 << 40
@@ -138,16 +134,15 @@ class Calls:
         return _refused(channel, PREDICT_METHOD, request, grpc.StatusCode.INVALID_ARGUMENT, fault)
 
     def _unknown(self, channel: grpc.Channel, source: random.Random) -> str:
-        request = _predict_class("Request").FromString(source.choice(self._medium).body)
+        request = message_classes()[0].FromString(source.choice(self._medium).body)
         request.model_spec.name = f"nobody{source.randrange(10**6)}"
         return _refused(channel, PREDICT_METHOD, request, grpc.StatusCode.NOT_FOUND, "no such model")
 
     def _short_deadline(self, channel: grpc.Channel, source: random.Random) -> str:
         one = source.choice(self._large if source.random() < 0.3 else self._medium)
+        timeout_s = source.uniform(1e-4, 5e-3)
         try:
-            return _code(
-                lambda: _unary(channel, PREDICT_METHOD, one.body, timeout=source.uniform(1e-4, 5e-3)), "DEADLINE"
-            )
+            return _code(lambda: _unary(channel, PREDICT_METHOD, one.body, timeout=timeout_s), "DEADLINE")
         except grpc.RpcError as error:
             # The server refuses a request at once if other requests wait and the request's deadline would pass before
             # its turn.
@@ -173,11 +168,10 @@ class Calls:
         return _code(call.result, "CANCELLED")
 
     def _metadata(self, channel: grpc.Channel, _source: random.Random) -> str:
-        request = message_class("tensorflow.serving.GetModelMetadataRequest")()
-        request.model_spec.name = MODEL
-        request.metadata_field.append("signature_def")
-        body = _unary(channel, _METADATA, request.SerializeToString())
-        answer = message_class("tensorflow.serving.GetModelMetadataResponse").FromString(body)
+        kind = message_class("tensorflow.serving.GetModelMetadataRequest")
+        request = kind(model_spec={"name": MODEL}, metadata_field=["signature_def"])
+        body = _unary(channel, METADATA_METHOD, request.SerializeToString())
+        answer = message_class(ANSWERS[METADATA_METHOD]).FromString(body)
         if "signature_def" not in answer.metadata:
             raise Wrong("no signature_def")
         return "OK"
@@ -188,10 +182,9 @@ class Calls:
         return "OK"
 
     def available(self, channel: grpc.Channel) -> set[int]:
-        request = message_class("tensorflow.serving.GetModelStatusRequest")()
-        request.model_spec.name = MODEL
-        body = _unary(channel, _MODEL_STATUS, request.SerializeToString())
-        statuses = message_class("tensorflow.serving.GetModelStatusResponse").FromString(body).model_version_status
+        request = message_class("tensorflow.serving.GetModelStatusRequest")(model_spec={"name": MODEL})
+        body = _unary(channel, STATUS_METHOD, request.SerializeToString())
+        statuses = message_class(ANSWERS[STATUS_METHOD]).FromString(body).model_version_status
         # AVAILABLE = 30.
         return {status.version for status in statuses if status.state == 30}
 
@@ -256,23 +249,16 @@ def _code(call: Callable[[], Any], allowed: str) -> str:
     return "OK"
 
 
-def _predict_class(kind: str) -> type[Any]:
-    return message_class(f"tensorflow.serving.Predict{kind}")
+def _unversioned(body: bytes) -> Any:
+    answer = message_classes()[1].FromString(body)
+    answer.ClearField("model_spec")
+    return answer
 
 
 def _with_content(body: bytes) -> bytes:
     """Returns a copy of a request whose tensors have their values in tensor_content."""
-    request = _predict_class("Request").FromString(body)
+    request = message_classes()[0].FromString(body)
     for tensor in request.inputs.values():
         tensor.tensor_content = np.array(tensor.int64_val, "<i8").tobytes()
         tensor.ClearField("int64_val")
     return bytes(request.SerializeToString())
-
-
-def _arrays(answer: Any) -> Arrays:
-    found = {}
-    for name, tensor in answer.outputs.items():
-        content = tensor.tensor_content
-        values = np.frombuffer(content, "<f4") if content else np.array(tensor.float_val, np.float32)
-        found[name] = values.reshape([dim.size for dim in tensor.tensor_shape.dim])
-    return found

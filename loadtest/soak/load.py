@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from loadtest.attacks.cases import CASES
 from loadtest.attacks.measuring import attacking
-from loadtest.attacks.targets import targets_of
+from loadtest.attacks.targets import HOST, targets_of
 from loadtest.bench.workloads import MODEL, WORKLOADS, Data
-from loadtest.live_server import exchange
+from loadtest.live_server import LiveServer, exchange
 from loadtest.soak.calls import SMALL_LOOKUP, Calls
 from loadtest.soak.report import Tally
+from loadtest.steady_load import SteadyLoad
 
 THREADS = 8
 # Seconds after which half of the sending threads replace their gRPC channels by new ones.
@@ -48,28 +50,18 @@ def running(
       swap_s: seconds from one new version to the next.
       troubles: further functions that run in threads meanwhile.
     """
-    stop = threading.Event()
-    begin_s = time.monotonic() + 0.1
-    clients = [
-        threading.Thread(target=_client, args=(calls, tally, stop), kwargs={"number": n, "rate": rate, "at_s": begin_s})
-        for n in range(THREADS)
-    ]
-    swapper = threading.Thread(target=_swap, args=(calls, tally, stop, models, swap_s))
-    others = [threading.Thread(target=_troubled, args=(trouble, tally, stop)) for trouble in troubles]
+    stop, begin_s = threading.Event(), time.monotonic() + 0.1
     with calls.channel() as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=MODEL))
-        watcher = threading.Thread(target=_watch, args=(watch, tally, stop))
-        threads = [*clients, swapper, watcher, *others]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            watch.cancel()
-            for thread in threads:
-                thread.join()
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=MODEL))
+        work = [partial(_client, calls, tally, stop, number=n, rate=rate, at_s=begin_s) for n in range(THREADS)]
+        work += [partial(_swap, calls, tally, stop, models, swap_s), partial(_watch, watch, tally, stop)]
+        work += [partial(_troubled, trouble, tally, stop) for trouble in troubles]
+        with SteadyLoad(*work):
+            try:
+                yield
+            finally:
+                stop.set()
+                watch.cancel()
 
 
 def _client(calls: Calls, tally: Tally, stop: threading.Event, *, number: int, rate: float, at_s: float) -> None:
@@ -161,16 +153,13 @@ _OVERTIME_S = 60.0
 _FLOOD = "flood"
 
 
-def flood(grpc_address: str, http_address: str, tally: Tally, stop: threading.Event, *, interval_s: float) -> None:
+def flood(server: LiveServer, tally: Tally, stop: threading.Event, *, interval_s: float) -> None:
     """Runs the attacks of `loadtest.attacks` in turn, 3 s each, until `stop` is set.
 
     Args:
-      grpc_address, http_address: host:port of the server's listeners without TLS.
       interval_s: seconds from the end of an attack to the start of the next.
     """
-    host = grpc_address.rpartition(":")[0]
-    ports = (int(address.rpartition(":")[2]) for address in (grpc_address, http_address))
-    targets = targets_of(host, *ports, MODEL, _FEATURE, ())
+    targets = targets_of(HOST, server.ports["grpc_port"], server.ports["http_port"], MODEL, _FEATURE, ())
     rounds = itertools.cycle([(name, target) for name in CASES for target in targets if CASES[name].fits(target)])
     while not stop.wait(interval_s):
         name, target = next(rounds)
@@ -205,20 +194,16 @@ def free_row(data: Data) -> int:
     return next(row for row in range(data.sizes.tables[_TABLE][0]) if row not in used)
 
 
-def upsert(admin: str, address: str, data: Data, tally: Tally, stop: threading.Event, *, interval_s: float) -> None:
-    """Changes one row every interval_s seconds, until `stop` is set.
-
-    Args:
-      admin, address: host:port of the admin listener and of the HTTP listener.
-    """
+def upsert(server: LiveServer, data: Data, tally: Tally, stop: threading.Event, *, interval_s: float) -> None:
+    """Changes one row every interval_s seconds, until `stop` is set."""
     row, dim = free_row(data), data.sizes.tables[_TABLE][1]
     number = 0
     while not stop.wait(interval_s):
         number += 1
         wanted = np.full(dim, number, np.float32).tolist()
         try:
-            _post(admin, f"/v1/models/{MODEL}/tables/{_TABLE}:upsert", {"ids": [row], "rows": [wanted]})
-            outcome = _seen(address, row, wanted, stop)
+            _post(server.admin, f"/v1/models/{MODEL}/tables/{_TABLE}:upsert", {"ids": [row], "rows": [wanted]})
+            outcome = _seen(server.http, row, wanted, stop)
         except Exception as error:
             tally.failed(_UPSERT, f"{type(error).__name__} {error}")
             continue

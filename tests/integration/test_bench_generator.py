@@ -69,18 +69,18 @@ def doubling(request: pytest.FixtureRequest) -> Iterator[tuple[bool, int, Any]]:
         yield False, port, Posts
 
 
-def driven(server: tuple[bool, int, Any], bodies: list[bytes], *, more: int = 0, streams: int = 1) -> Any:
+def driven(server: tuple[bool, int, Any], bodies: list[bytes], *, more: int = 0) -> Any:
     is_grpc, port, _ = server
     sizes = [2 * len(body) + more for body in bodies]
     ask = Ask(is_grpc, "/a.B/C", bodies, sizes, [(("x-a", "1"),)] * len(bodies))
     ticks = itertools.cycle([1.0, 3.0])
-    return drive(ask, port, connections=3, streams=streams, seconds=1.0, warm_s=0.1, server_cpu_s=lambda: next(ticks))
+    return drive(ask, port, connections=3, seconds=1.0, warm_s=0.1, server_cpu_s=lambda: next(ticks))
 
 
 @pytest.mark.parametrize("bodies", BODIES, ids=["small", "large"])
 def test_answers_are_counted_once_and_share_the_time(doubling: tuple[bool, int, Any], bodies: list[bytes]) -> None:
     before, started_s = doubling[2].count, time.perf_counter()
-    shot = driven(doubling, bodies, streams=3 if doubling[0] else 1)
+    shot = driven(doubling, bodies)
     took_s = time.perf_counter() - started_s
     assert 0 < shot.requests <= doubling[2].count - before
     assert 0 < shot.p50_ms <= shot.p99_ms

@@ -71,7 +71,7 @@ def results(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_original_is_answered_as_tensorflow_does(results: dict[str, Any], name: str) -> None:
-    tallies = [tally for found in results[name].signatures.values() for tally in found.original.values()]
+    tallies = results[name].of("original")
     assert tallies
     assert all(not tally.reasons and tally.equal == tally.asked > tally.refused for tally in tallies), tallies
 

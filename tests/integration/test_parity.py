@@ -8,6 +8,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_both_wires_give_tensorflows_bits(artifact: Path) -> None:
     with warnings.catch_warnings():
         # The import of TensorFlow Serving's stock stubs warns of faults in them, which this project can not mend.
         warnings.simplefilter("ignore")
-        from loadtest.foreign.wires import GrpcWire, RestWire, from_json
+        from loadtest.foreign.wires import GrpcWire, RestWire
     from loadtest.foreign.reference import Reference
 
     tally = Tally()
@@ -95,12 +96,8 @@ def test_both_wires_give_tensorflows_bits(artifact: Path) -> None:
         for signature, inputs in reference.signatures.items():
             for request in requests(inputs):
                 expected = reference.predict(signature, request)
-                compare(tally, expected, lambda s=signature, r=request: over_grpc.predict("m", s, r))
-                compare(
-                    tally,
-                    expected,
-                    lambda s=signature, r=request, e=expected: from_json(over_rest.predict("m", s, r), e),
-                )
+                for wire in (over_grpc, over_rest):
+                    compare(tally, expected, partial(wire.predict, "m", signature, request, expected))
     assert not tally.reasons
     assert tally.equal == tally.asked == 4 * NUM_REQUESTS and not tally.refused
 

@@ -134,7 +134,7 @@ fn a_takeover_loses_no_change_that_the_new_primary_made() {
     assert!(!is_excused(&[(1, at(3)), (0, at(0))]));
 }
 
-/// `HISTORY=PATH cargo test --lib clusters::simulation::history` checks the history that `loadtest.host_faults` wrote.
+/// `HISTORY=PATH cargo test --lib clusters::simulation::history` checks the history that `loadtest.cluster_faults` wrote.
 #[test]
 fn a_history_of_real_processes_breaks_no_promise() {
     if let Some(path) = std::env::var_os("HISTORY") {
