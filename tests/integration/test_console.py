@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import shutil
@@ -366,12 +367,12 @@ def test_a_map_shows_drift_and_groups_of_keys(console: Watched) -> None:
     place = canvas.bounding_box()
     assert place is not None
     tip = page.locator(".map .tip")
-    for column in range(60):
-        for line in range(20):
-            if not tip.count():
-                page.mouse.move(
-                    place["x"] + place["width"] * (column + 0.5) / 60, place["y"] + place["height"] * (line + 0.5) / 20
-                )
+    for column, line in itertools.product(range(60), range(20)):
+        page.mouse.move(
+            place["x"] + place["width"] * (column + 0.5) / 60, place["y"] + place["height"] * (line + 0.5) / 20
+        )
+        if tip.count():
+            break
     assert re.fullmatch(r"((film|book):[abc], )?row \d", tip.inner_text())
 
 
@@ -765,7 +766,7 @@ def test_rows_are_changed_and_erased_after_a_question(browser: Browser, server: 
         page.get_by_role("button", name="Yes, erase rows").click()
         page.get_by_text("Delta 2 erased 1 row of table tag").wait_for()
         assert rows("tags", [["blue"], ["red"]]) == [[0, 0, 0], [2, 2, 2]]
-        deltas = browser.new_page()
+        deltas = page.context.new_page()
         deltas.goto(f"{seen.base}/console#/deltas")
         last = deltas.get_by_role("region", name="Last deltas of spare 2").locator("tbody tr")
         last.nth(1).wait_for()
@@ -810,7 +811,7 @@ def test_a_model_is_rolled_back_after_a_question(browser: Browser, server: Serve
         roll_back("1")
         page.get_by_text("spare serves version 1 only.").wait_for()
         until(lambda: version() == "1")
-        overview = browser.new_page()
+        overview = page.context.new_page()
         overview.goto(f"http://127.0.0.1:{server.http_port}/console")
         spare = overview.get_by_role("region", name="Model spare")
         spare.get_by_text("Rolled back to 1, until End roll-back").wait_for()
