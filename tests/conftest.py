@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ FIRST_FILES = (
     "unit/model_export/compaction/test_reduction.py",
     "unit/test_doctests.py",
 )
+# When the version of `rating_version` says that it was exported.
+CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 _LEFT_OUT = pytest.StashKey[int]()
 # Packages that take seconds to import -> what was being collected when it was imported, in the order of the imports.
 HEAVY_IMPORTS: dict[str, str] = {}
@@ -273,6 +276,26 @@ def zoo_version(tf: Any, make_once: MakeOnce) -> Callable[[str], Path]:
     from tests.tower_zoo import write_zoo_model
 
     return lambda name: make_once(f"zoo-{name}", lambda folder: write_zoo_model(tf, name, folder)) / "1"
+
+
+@pytest.fixture(scope="session")
+def rating_run(tf: Any, make_once: MakeOnce) -> Path:
+    """Trains the demo's model for an epoch on the synthetic ratings; tests must not change the run's folder."""
+    from movielens.rating_model import TrainConfig
+    from movielens.ratings import synthetic_ratings
+    from movielens.run import train
+
+    config = TrainConfig(epochs=1, batch_size=64)
+    return make_once("rating-run", lambda folder: train(synthetic_ratings(), config, folder))
+
+
+@pytest.fixture(scope="session")
+def rating_version(rating_run: Path, make_once: MakeOnce) -> Path:
+    """Exports version 1 from that run for a CPU and a TPU, alone in the model's folder; tests must not change it."""
+    from model_export.export_model import export
+
+    options: Any = {"lookup_device": ["cpu", "tpu_tensor_core"], "batch_sizes": (1, 4), "export_to_tpu": True}
+    return make_once("rating-model", lambda base: export(rating_run, base, **options, clock=lambda: CREATED)) / "1"
 
 
 @pytest.fixture(scope="session")

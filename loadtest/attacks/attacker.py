@@ -154,11 +154,16 @@ class Conn:
 
 
 class Attacker:
-    """Runner of one attack on one port. The attack's time begins at its first connection, when its bytes are made."""
+    """Runner of one attack on one port. The attack's time begins at its first connection, when its bytes are made.
 
-    def __init__(self, target: Target, seconds: float) -> None:
+    is_ended: whether the server must end the attack. If not, a flood closes its connection at once: to read on would
+      only let the server answer all requests that it has received.
+    """
+
+    def __init__(self, target: Target, seconds: float, *, is_ended: bool = True) -> None:
         self.target = target
         self.seconds = seconds
+        self._is_ended = is_ended
         self.end_s = time.monotonic() + seconds
         self._conns: list[Conn] = []
         self._failed: Counter[str] = Counter()
@@ -211,13 +216,14 @@ class Attacker:
         return conn
 
     def flood(self, pieces: Iterable[bytes], conn: Conn | None = None, *, reads: bool = True) -> None:
-        """Sends pieces of bytes on one connection until the time is over; then reads the server's last bytes."""
+        """Sends bytes on one connection until the time is over; reads the last bytes of a server that must end it."""
         conn = conn or self.connect()
         if conn is None:
             return
         conn.send(pieces, self.end_s, reads=reads)
         conn.wait(self.end_s, reads=reads)
-        conn.last_word(self.seconds)
+        if self._is_ended:
+            conn.last_word(self.seconds)
 
     def until_closed(self, conns: Sequence[Conn]) -> None:
         """Reads on connections until the server has closed all of them, or the time is over."""
@@ -349,7 +355,7 @@ class Cases(dict[str, Case]):
 
 def run(target: Target, case: Case, seconds: float) -> Outcome:
     os.nice(_NICENESS)
-    attacker = Attacker(target, seconds)
+    attacker = Attacker(target, seconds, is_ended=case.is_ended)
     try:
         case.attack(attacker)
     except OSError as error:

@@ -74,8 +74,11 @@ def model_export() -> Iterator[ModelExport]:
 
 @pytest.fixture(scope="session")
 def bench_models(make_once: MakeOnce) -> Path:
-    """Exports the benchmark's model with tiny tables; returns the folder of its models. Tests must not change them."""
-    return make_once("bench-models", lambda folder: prepared(folder, "tiny"))
+    """Exports the benchmark's models with tiny tables, adopted and plain; returns their folder.
+
+    Tests must not change them.
+    """
+    return make_once("bench-models", lambda folder: prepared(folder, "tiny", ("model", "graph_predict")))
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ def test_tls_is_refused_for_other_wires(monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_schemathesis_finds_nothing(base: Path) -> None:
     pytest.importorskip("schemathesis", reason="schemathesis is not installed")
-    done = fuzz(base, "--wires=schema", "--examples=1", "--phases=examples,coverage")
+    done = fuzz(base, "--wires=schema", "--phases=coverage")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"Operations: +\d\d selected", done.stdout)
 

@@ -170,12 +170,14 @@ def test_saved_bytes_that_are_not_the_trained_table_are_found(tmp_path: Path) ->
     other = {"item": np.zeros((9, 2), np.float32)}
     with pytest.raises(ExportError, match="not the trained variable"):
         export(two_features(saved_tables=other), tmp_path, signatures=["lookup"])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("signature", ["serving_default", "examples"])
 def test_a_prediction_that_is_not_the_models_is_found(tmp_path: Path, signature: str) -> None:
     with pytest.raises(ExportError, match=f"'{signature}', output 'score' differs from the trained model by"):
         export(two_features(answer=lambda score: score * np.float32(1.001)), tmp_path, signatures=[signature])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_policy_is_the_oracles_on_both_devices_and_in_the_lowered_graph(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 from model_export.__main__ import main
 from model_export.errors import ExportError
 from movielens import commands
-from movielens.rating_model import TrainConfig
 from movielens.ratings import Film, RatingData, User, rating_data, read_ratings, write_ratings
 from service.artifact.bundle import read_bundle
 from tests.toy_model import manifest_of
@@ -44,28 +43,11 @@ def test_the_oracle_adds_up_and_clips() -> None:
     np.testing.assert_allclose(predicted(tower, vectors), [3.75, 1.0])
 
 
-@pytest.fixture(scope="module")
-def run_folder(ratings: RatingData, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trains one epoch; tests must not change the folder."""
-    from movielens.run import train
-
-    folder = tmp_path_factory.mktemp("run") / "run"
-    train(ratings, TrainConfig(epochs=1, batch_size=64), folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's artifact, exported for a CPU and a TPU; tests must not change it."""
-    base = tmp_path_factory.mktemp("models")
-    return export(run_folder, base, lookup_device=["cpu", "tpu_tensor_core"], batch_sizes=(4,), export_to_tpu=True)
-
-
 @pytest.mark.tf
-def test_predictions_are_the_oracles_on_the_saved_variables(artifact: Path) -> None:
+def test_predictions_are_the_oracles_on_the_saved_variables(rating_version: Path) -> None:
     from model_export.graphs.source import RECORDED_PATH
 
-    reader = tf.train.load_checkpoint(str(artifact / "variables/variables"))
+    reader = tf.train.load_checkpoint(str(rating_version / "variables/variables"))
     saved = {
         key.removesuffix(SUFFIX): np.asarray(reader.get_tensor(key), np.float64)
         for key in reader.get_variable_to_shape_map()
@@ -80,7 +62,7 @@ def test_predictions_are_the_oracles_on_the_saved_variables(artifact: Path) -> N
         "recent_films": "film",
     }
     compared = 0
-    for prediction in read_predictions(artifact / RECORDED_PATH):
+    for prediction in read_predictions(rating_version / RECORDED_PATH):
         if prediction.signature == "serving_default":
             vectors = {
                 name: _vectors(saved[f"tables/{table}"], name, prediction.inputs) for name, table in tables.items()
@@ -92,13 +74,13 @@ def test_predictions_are_the_oracles_on_the_saved_variables(artifact: Path) -> N
 
 
 @pytest.mark.tf
-def test_the_tpu_meta_graph_holds_the_padded_lookup(artifact: Path, run_folder: Path, tmp_path: Path) -> None:
+def test_the_tpu_meta_graph_holds_the_padded_lookup(rating_version: Path, rating_run: Path, tmp_path: Path) -> None:
     from model_export.parity.verify import verify_artifact
 
-    lowered = verify_artifact(artifact).lowered
+    lowered = verify_artifact(rating_version).lowered
     assert list(lowered) == ["lookup_tpu_tensor_core"] and lowered["lookup_tpu_tensor_core"].max_relative_error < 1e-5
     with pytest.raises(ExportError, match="needs lookup_device='tpu_tensor_core'"):
-        export(run_folder, tmp_path, export_to_tpu=True)
+        export(rating_run, tmp_path, export_to_tpu=True)
 
 
 def _vectors(table: np.ndarray, name: str, inputs: Any) -> np.ndarray:
@@ -112,16 +94,16 @@ def _vectors(table: np.ndarray, name: str, inputs: Any) -> np.ndarray:
 @pytest.mark.tf
 @pytest.mark.parametrize("signatures", [None, ["lookup"]])
 def test_tables_of_fewer_bits_beside_the_trained_ones_or_alone(
-    run_folder: Path, tmp_path: Path, signatures: list[str] | None
+    rating_run: Path, tmp_path: Path, signatures: list[str] | None
 ) -> None:
-    artifact = export(run_folder, tmp_path, table_dtype="int8", signatures=signatures)
+    artifact = export(rating_run, tmp_path, table_dtype="int8", signatures=signatures)
     manifest = manifest_of(artifact)
     trained = [key for key, entry in read_bundle(artifact / "variables/variables").items() if "trained/" in key]
     # Only predictions read the trained float32 tables, so an export without predictions does not have them.
     assert len(trained) == (len(manifest.tables) if signatures is None else 0)
 
 
-def shard_checkpoint(run_folder: Path, target: Path, shards: int) -> None:
+def shard_checkpoint(rating_run: Path, target: Path, shards: int) -> None:
     """Copies a run, but writes the tables in the copy's checkpoint as ShardedVariables."""
     from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
@@ -129,9 +111,9 @@ def shard_checkpoint(run_folder: Path, target: Path, shards: int) -> None:
     from movielens.model import RatingTower
     from movielens.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
 
-    run, model = Run.read(run_folder), tf.Module()
+    run, model = Run.read(rating_run), tf.Module()
     model.tower = RatingTower.of_spec(run.spec, run.config, mean_rating=0.0, rating_range=RATING_RANGE)
-    epoch, prefix = restore_weights(run_folder / CHECKPOINTS_FOLDER, model)
+    epoch, prefix = restore_weights(rating_run / CHECKPOINTS_FOLDER, model)
     reader = tf.train.load_checkpoint(str(prefix))
     model.embedding = tf.Module()
     model.embedding._tpu_embedding = tf.Module()
@@ -148,18 +130,18 @@ def shard_checkpoint(run_folder: Path, target: Path, shards: int) -> None:
 @pytest.mark.tf
 @pytest.mark.parametrize("is_large", [False, True])
 def test_the_export_of_sharded_tables_is_that_of_whole_ones_to_the_bit(
-    artifact: Path, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+    rating_version: Path, rating_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
     from model_export.exporter import artifact as module
     from model_export.graphs.source import RECORDED_PATH
 
-    shard_checkpoint(run_folder, tmp_path / "run", 3)
+    shard_checkpoint(rating_run, tmp_path / "run", 3)
     if is_large:
         # A table counts as large here, so TensorFlow runs the graph of a copy with only 5 rows per table.
         monkeypatch.setattr(module, "WHOLE_CHECK_BYTES", 1)
         monkeypatch.setattr(module, "COMPARED_ROWS", 5)
-    made = export(tmp_path / "run", tmp_path / "models", lookup_device=["cpu", "tpu_tensor_core"], batch_sizes=(4,))
-    whole, shards = (read_bundle(folder / "variables/variables") for folder in (artifact, made))
+    made = export(tmp_path / "run", tmp_path / "models")
+    whole, shards = (read_bundle(folder / "variables/variables") for folder in (rating_version, made))
     assert not any(entry.is_sliced for entry in shards.values())
     compared = 0
     for key, entry in whole.items():
@@ -168,14 +150,14 @@ def test_the_export_of_sharded_tables_is_that_of_whole_ones_to_the_bit(
             assert (entry.shape, data[0]) == (shards[key].shape, data[1]), key
             compared += 1
     assert compared == 4 + 9
-    answers = [list(read_predictions(folder / RECORDED_PATH)) for folder in (artifact, made)]
+    answers = [list(read_predictions(folder / RECORDED_PATH)) for folder in (rating_version, made)]
     assert len(answers[0]) == len(answers[1]) == 6
     for before, after in zip(*answers, strict=True):
         assert before.outputs is not None and after.outputs is not None
         assert before.outputs["rating"].tobytes() == after.outputs["rating"].tobytes()
     manifest = manifest_of(made)
     assert manifest.provenance.get(module.COMPARED_ROWS_KEY) == (5 if is_large else None)
-    assert set(manifest.signatures) == {"serving_default", "serve_examples", "lookup", "lookup_tpu_tensor_core"}
+    assert set(manifest.signatures) == {"serving_default", "serve_examples", "lookup"}
 
 
 USERS = [User(1, 20, "F", "writer"), User(2, 30, "M", "artist")]
