@@ -998,6 +998,11 @@ def test_rows_of_another_shape_are_cut_from_the_graph(tmp_path: Path) -> None:
         "squeezed": lambda rows: tf.squeeze(rows),
         "apart": lambda rows: tf.expand_dims(rows, 1),
         "same": lambda rows: tf.reshape(rows, [-1, 4]),
+        "of_the_batch": lambda rows: tf.reshape(rows, tf.stack([tf.shape(rows)[0], 4])),
+        "of_the_rest": lambda rows: tf.reshape(rows, tf.stack([tf.shape(rows)[0], -1])),
+        "turned": lambda rows: tf.reshape(rows, tf.stack([tf.shape(rows)[1], -1])),
+        "reversed": lambda rows: tf.reshape(rows, tf.reverse(tf.shape(rows), [0])),
+        "of_few": lambda rows: tf.reshape(rows, tf.stack([tf.minimum(tf.shape(rows)[0], 100), -1])),
     }
 
     def reading(name: str) -> Callable[[Any, Any], Any]:
@@ -1005,7 +1010,8 @@ def test_rows_of_another_shape_are_cut_from_the_graph(tmp_path: Path) -> None:
 
     spec = [("ids", [None], tf.int64)]
     found = entries(discover(saved(tmp_path / "1", {name: (reading(name), spec) for name in shapes})))
-    assert {name for name, entry in found.items() if entry.kind == "lookup"} == {"same"}
+    lookups = {name for name, entry in found.items() if entry.kind == "lookup"}
+    assert lookups == {"same", "of_the_batch", "of_the_rest"}
     assert {name for name, entry in found.items() if entry.features} == {*shapes}
 
 
