@@ -296,21 +296,26 @@ def _tells_its_shape(graph: SignatureGraph, node: Any, inputs: list[str]) -> boo
     if node.op != "Reshape" or sizes.op == "Const":
         return True
     first, *others = graph.flat.data_inputs(sizes.name) if sizes.op == "Pack" else [""]
-    numbers = [other for other in others if graph.flat.nodes[node_of(other)].op == "Const"]
-    return bool(numbers) and len(numbers) == len(others) and _is_batch_size(graph, first, inputs[0])
+    constants = [node for node in map(graph.flat.nodes.get, map(node_of, others)) if node is not None]
+    if not constants or any(node.op != "Const" for node in constants):
+        return False
+    is_open = any((tf.make_ndarray(node.attr["value"].tensor) < 0).any() for node in constants)
+    return _is_batch_size(graph, first, inputs[0], is_open=is_open)
 
 
-def _is_batch_size(graph: SignatureGraph, tensor: str, rows: str) -> bool:
-    """Says whether a number is the first size of some rows, or of a signature's input."""
+def _is_batch_size(graph: SignatureGraph, tensor: str, rows: str, *, is_open: bool) -> bool:
+    """Says whether a number is the first size of some rows; or of an input, unless another size is open: requests may
+    have other numbers of rows in other inputs.
+    """
     node = graph.flat.nodes[node_of(tensor)]
     if node.op != "StridedSlice":
-        return node.op == "Const"
+        return bool(node.op == "Const")
     shape, begin = graph.flat.data_inputs(node.name)[:2]
     source, start = graph.flat.nodes[node_of(shape)], graph.flat.nodes[node_of(begin)]
     if source.op != "Shape" or start.op != "Const" or tf.make_ndarray(start.attr["value"].tensor).tolist() != [0]:
         return False
     (of,) = graph.flat.data_inputs(source.name)
-    return of == rows or node_of(of) in graph.placeholders
+    return of == rows or (not is_open and node_of(of) in graph.placeholders)
 
 
 def _is_last_axis(graph: SignatureGraph, tensor: str, axis: str) -> bool:
