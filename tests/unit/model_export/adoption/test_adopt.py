@@ -403,6 +403,28 @@ def test_features_that_share_row_splits_are_looked_up_by_a_prediction(tmp_path: 
     assert not any("could not be compared" in line or "please report" in line for line in told)
 
 
+def test_ids_with_two_row_splits_are_looked_up(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.film = tf.Variable(FILMS)
+
+    def sums(film: Any, *splits: Any) -> Any:
+        return {
+            f"sums_{number}": tf.math.unsorted_segment_sum(
+                tf.gather(module.film, film), tf.ragged.row_splits_to_segment_ids(one), tf.shape(one)[0] - 1
+            )
+            for number, one in enumerate(splits)
+        }
+
+    def rows(film: Any) -> Any:
+        return {"rows": 2 * tf.gather(module.film, film)}
+
+    specs = [tf.TensorSpec([None], tf.int64, name) for name in ("film", "by_word", "by_line")]
+    functions = {"sums": tf.function(sums, input_signature=specs), "rows": tf.function(rows, input_signature=specs[:1])}
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures=functions)
+    entry = manifest_of(adopt(tmp_path / "saved", out=tmp_path / "out", measure=False)).signatures["sums"]
+    assert (entry.kind, len(entry.features)) == ("lookup", 2)
+
+
 def test_one_input_of_two_vocabularies_is_looked_up_by_a_prediction(tmp_path: Path) -> None:
     module = tf.Module()
     module.film, module.word = tf.Variable(FILMS), tf.Variable(WORDS)
