@@ -403,7 +403,7 @@ def test_features_that_share_row_splits_are_looked_up_by_a_prediction(tmp_path: 
     assert not any("could not be compared" in line or "please report" in line for line in told)
 
 
-def test_ids_with_two_row_splits_are_looked_up(tmp_path: Path) -> None:
+def test_ids_that_two_features_split_differently_are_looked_up(tmp_path: Path) -> None:
     module = tf.Module()
     module.film = tf.Variable(FILMS)
 
@@ -415,14 +415,21 @@ def test_ids_with_two_row_splits_are_looked_up(tmp_path: Path) -> None:
             for number, one in enumerate(splits)
         }
 
+    def both(film: Any, by_word: Any) -> Any:
+        return {"rows": tf.gather(module.film, film), **sums(film, by_word)}
+
     def rows(film: Any) -> Any:
         return {"rows": 2 * tf.gather(module.film, film)}
 
     specs = [tf.TensorSpec([None], tf.int64, name) for name in ("film", "by_word", "by_line")]
-    functions = {"sums": tf.function(sums, input_signature=specs), "rows": tf.function(rows, input_signature=specs[:1])}
+    functions = {
+        call.__name__: tf.function(call, input_signature=specs[:count], autograph=False)
+        for call, count in ((sums, 3), (both, 2), (rows, 1))
+    }
     tf.saved_model.save(module, str(tmp_path / "saved"), signatures=functions)
-    entry = manifest_of(adopt(tmp_path / "saved", out=tmp_path / "out", measure=False)).signatures["sums"]
-    assert (entry.kind, len(entry.features)) == ("lookup", 2)
+    entries = manifest_of(adopt(tmp_path / "saved", out=tmp_path / "out", measure=False)).signatures
+    found = {name: (entry.kind, len(entry.features)) for name, entry in entries.items()}
+    assert found == {"sums": ("lookup", 2), "both": ("lookup", 2), "rows": ("predict", 1)}
 
 
 def test_one_input_of_two_vocabularies_is_looked_up_by_a_prediction(tmp_path: Path) -> None:
