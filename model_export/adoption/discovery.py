@@ -295,8 +295,10 @@ def _tells_its_shape(graph: SignatureGraph, node: Any, inputs: list[str]) -> boo
     sizes = graph.flat.nodes[node_of(inputs[-1])]
     if node.op != "Reshape" or sizes.op == "Const":
         return True
-    first, *others = graph.flat.data_inputs(sizes.name) if sizes.op == "Pack" else [""]
-    constants = [node for node in map(graph.flat.nodes.get, map(node_of, others)) if node is not None]
+    if sizes.op not in ("Pack", "ConcatV2"):
+        return False
+    first, *others = graph.flat.data_inputs(sizes.name)[: -1 if sizes.op == "ConcatV2" else None]
+    constants = [graph.flat.nodes[node_of(other)] for other in others]
     if not constants or any(node.op != "Const" for node in constants):
         return False
     is_open = any((tf.make_ndarray(node.attr["value"].tensor) < 0).any() for node in constants)
@@ -304,17 +306,18 @@ def _tells_its_shape(graph: SignatureGraph, node: Any, inputs: list[str]) -> boo
 
 
 def _is_batch_size(graph: SignatureGraph, tensor: str, rows: str, *, is_open: bool) -> bool:
-    """Says whether a number is the first size of some rows; or of an input, unless another size is open: requests may
-    have other numbers of rows in other inputs.
+    """Says whether a number is the first size of some rows, or the shape of ids; or of an input, unless another size is
+    open: requests may have other numbers of rows in other inputs.
     """
     node = graph.flat.nodes[node_of(tensor)]
-    if node.op != "StridedSlice":
+    if node.op == "StridedSlice":
+        shape, begin = graph.flat.data_inputs(node.name)[:2]
+        node, start = graph.flat.nodes[node_of(shape)], graph.flat.nodes[node_of(begin)]
+        if start.op != "Const" or tf.make_ndarray(start.attr["value"].tensor).tolist() != [0]:
+            return False
+    if node.op != "Shape":
         return bool(node.op == "Const")
-    shape, begin = graph.flat.data_inputs(node.name)[:2]
-    source, start = graph.flat.nodes[node_of(shape)], graph.flat.nodes[node_of(begin)]
-    if source.op != "Shape" or start.op != "Const" or tf.make_ndarray(start.attr["value"].tensor).tolist() != [0]:
-        return False
-    (of,) = graph.flat.data_inputs(source.name)
+    (of,) = graph.flat.data_inputs(node.name)
     return of == rows or (not is_open and node_of(of) in graph.placeholders)
 
 
