@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from model_export.adoption.feature_search import FoundFeature, find_feature
 from model_export.adoption.key_graph import FORMS
@@ -158,7 +159,11 @@ def _signature(
     is_exact = all(feature.is_exact for feature in found.values())
     outputs = find_outputs(graph, tensors)
     used = {part for f in entries.values() for part in (f.ids, f.row_splits, f.weights) if part}
-    reason = _not_a_lookup(graph, found, ends, outputs, used) or _of_two_vocabularies(entries, features.named)
+    reason = (
+        _not_a_lookup(graph, found, ends, outputs, used)
+        or _of_two_vocabularies(entries, features.named)
+        or _of_shared_parts(entries)
+    )
     if not reason and isinstance(outputs, dict):
         alone = {parts[0]: output for output, parts in reversed(outputs.items()) if len(parts) == 1}
         lookups = {name: replace(entry, output=alone.get(name)) for name, entry in entries.items()}
@@ -209,6 +214,20 @@ def _of_two_vocabularies(entries: Mapping[str, LookupFeature], named: Mapping[st
     return ""
 
 
+def _of_shared_parts(entries: Mapping[str, LookupFeature]) -> str:
+    """Says which features of other ids share row splits or weights; "" if none do.
+
+    A client of a lookup sends each feature's lists by themselves, so two features would need other row splits.
+    """
+    first: dict[str, str] = {}
+    for name, lookup in entries.items():
+        for part in filter(None, (lookup.row_splits, lookup.weights)):
+            other = first.setdefault(part, name)
+            if entries[other].ids != lookup.ids:
+                return f"features {other!r} and {name!r} share input {part!r}"
+    return ""
+
+
 def _no_tables(opened: OpenedGraph, graphs: Iterable[SignatureGraph], reasons: Mapping[str, str]) -> str:
     read_by = {key: why for graph in graphs for key, why in graph.otherwise.items()}
     lines = [
@@ -253,7 +272,7 @@ def _parts(graph: SignatureGraph, tensor: str, tensors: Mapping[str, str]) -> li
         return [tensors[tensor]]
     node = graph.flat.nodes[node_of(tensor)]
     inputs = graph.flat.data_inputs(node.name)
-    if node.op in _RESHAPES and (node.op != "Squeeze" or node.attr["squeeze_dims"].list.i):
+    if node.op in _RESHAPES and _tells_its_shape(graph, node, inputs):
         return _parts(graph, inputs[0], tensors)
     if node.op == "ConcatV2" and _is_last_axis(graph, tensor, inputs[-1]):
         parts: list[str] = []
@@ -264,6 +283,42 @@ def _parts(graph: SignatureGraph, tensor: str, tensors: Mapping[str, str]) -> li
             parts += more
         return parts
     return str(node.op)
+
+
+def _tells_its_shape(graph: SignatureGraph, node: Any, inputs: list[str]) -> bool:
+    """Says whether the signature says the shape that an op of _RESHAPES makes: a lookup's outputs are compared with it.
+
+    A Reshape may compute the batch size, but no other size. A Squeeze without axes drops the batch axis of one row.
+    """
+    if node.op == "Squeeze":
+        return bool(node.attr["squeeze_dims"].list.i)
+    sizes = graph.flat.nodes[node_of(inputs[-1])]
+    if node.op != "Reshape" or sizes.op == "Const":
+        return True
+    if sizes.op not in ("Pack", "ConcatV2"):
+        return False
+    first, *others = graph.flat.data_inputs(sizes.name)[: -1 if sizes.op == "ConcatV2" else None]
+    constants = [graph.flat.nodes[node_of(other)] for other in others]
+    if not constants or any(node.op != "Const" for node in constants):
+        return False
+    is_open = any((tf.make_ndarray(node.attr["value"].tensor) < 0).any() for node in constants)
+    return _is_batch_size(graph, first, inputs[0], is_open=is_open)
+
+
+def _is_batch_size(graph: SignatureGraph, tensor: str, rows: str, *, is_open: bool) -> bool:
+    """Says whether a number is the first size of some rows, or the shape of ids; or of an input, unless another size is
+    open: requests may have other numbers of rows in other inputs.
+    """
+    node = graph.flat.nodes[node_of(tensor)]
+    if node.op == "StridedSlice":
+        shape, begin = graph.flat.data_inputs(node.name)[:2]
+        node, start = graph.flat.nodes[node_of(shape)], graph.flat.nodes[node_of(begin)]
+        if start.op != "Const" or tf.make_ndarray(start.attr["value"].tensor).tolist() != [0]:
+            return False
+    if node.op != "Shape":
+        return bool(node.op == "Const")
+    (of,) = graph.flat.data_inputs(node.name)
+    return of == rows or (not is_open and node_of(of) in graph.placeholders)
 
 
 def _is_last_axis(graph: SignatureGraph, tensor: str, axis: str) -> bool:

@@ -149,6 +149,8 @@ class Reading:
         values = [self.value(given) for given in inputs]
         if all(value.kind == "C" for value in values):
             return Value("C")
+        if self.graph.ops.takes_places(name):
+            raise NotRead(f"{node.op} takes the places of ids among the distinct ids as numbers")
         found = self._applied(tensor, node, form, inputs, values)
         if found.kind in ("L", "W") and not self.graph.ops.shows_in_layout(name, self._keyed):
             raise NotRead(f"{node.op} may change {_KIND_NAMES[found.kind]} at numbers that no constant names")

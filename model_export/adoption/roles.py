@@ -102,6 +102,8 @@ def no_roles(graph: SignatureGraph, tensor: str) -> str:
         return "its ids depend on no input"
     if len(inputs) == 1:
         ((name, one),) = inputs.items()
+        if one.shape is None:
+            return f"input {name!r} may have any number of dimensions, and lookups take ids of a known number"
         return f"input {name!r} is {one.dtype}, and lookups take {', '.join(_IDS)} ids of one dimension or more"
     told = ", ".join(f"{name!r} ({one.dtype})" for name, one in inputs.items())
     told += f" and {len(names) - MOST_INPUTS} others" if len(names) > MOST_INPUTS else ""

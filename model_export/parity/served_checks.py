@@ -177,11 +177,16 @@ class ServedChecks:
         spec, rows = self._served.specs[signature].inputs[lookup.ids], len(values)
         if values.dtype != object and spec.dtype != "string":
             values = values.astype(spec.dtype)
-        if lookup.row_splits is not None:
-            request = {lookup.ids: values, lookup.row_splits: np.arange(rows + 1)}
-            return request | ({lookup.weights: np.ones(rows, np.float32)} if lookup.weights else {})
         inner = [size or 1 for size in (spec.shape or (None,))[1:]]
-        return {lookup.ids: np.repeat(values, math.prod(inner)).reshape(rows, *inner)}
+        entry = self._manifest.signatures[signature]
+        # A request to a lookup that has an input of ids has the row splits of all features that read this input.
+        others = [one for one in entry.features.values() if one.ids == lookup.ids and entry.kind == "lookup"]
+        ragged = [one for one in (lookup, *others) if one.row_splits is not None]
+        return {
+            lookup.ids: np.repeat(values, math.prod(inner)).reshape(rows, *inner),
+            **{one.row_splits or "": np.arange(rows + 1) for one in ragged},
+            **{one.weights: np.ones(rows, np.float32) for one in ragged if one.weights},
+        }
 
     def _edge_requests(self, name: str) -> Iterator[dict[str, Array]]:
         spec, entry = self._served.specs[name], self._manifest.signatures[name]

@@ -68,6 +68,8 @@ _ROW_INPUTS: Mapping[str, Collection[int]] = {
 # Ops that decide by the numbers of their inputs, and give truth values.
 _COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"})
 _BOUNDS = _COMPARISONS | {"Maximum", "Minimum"}
+# Further ops that decide by numbers: which is the largest of several, and which are not 0.
+_DECIDES = _BOUNDS | {"Max", "Min", "Where"}
 _SCALES = frozenset({"Mul", "RealDiv", "DivNoNan"})
 # What rows become on their way, in this order.
 _STAGES = ("rows", "sums", "means")
@@ -92,7 +94,8 @@ _SCALING = _SCALES | {"MulNoNan", "Neg", "Pow", "Square", "Sqrt", "Rsqrt", "Reci
 # DataType numbers that hold each size, so that a Cast to them keeps sizes apart.
 _FLOATS = frozenset({tensor_proto.dtype_number(name) for name in ("float32", "float64")})
 _NARROW = frozenset({tensor_proto.dtype_number(name) for name in ("float16", "bfloat16")})
-_WIDE = _FLOATS | {tensor_proto.dtype_number(name) for name in ("int32", "int64", "bool")}
+_BOOL = tensor_proto.dtype_number("bool")
+_WIDE = _FLOATS | {_BOOL, *(tensor_proto.dtype_number(name) for name in ("int32", "int64"))}
 # Ops that choose elements of their first input by places, and those by which sizes differ from others by a constant.
 _PLACES = frozenset({"GatherV2", "GatherNd", "Slice", "StridedSlice"})
 _SHIFTS = frozenset({"Add", "AddV2", "AddN", "Sub"})
@@ -114,6 +117,8 @@ _SAYS_ALL = _SAYS | {
     *("NoOp", "HashTableV2", "LookupTableSizeV2"),
 }
 _TRUTHS = _COMPARISONS | _LOGICAL
+# Ops that pass elements on as they are, in another shape or only some of them.
+_PASSES = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Slice", "StridedSlice"})
 # Ops that give keys the numbers of rows.
 _NUMBERS_KEYS = {"StringToHashBucketFast", "LookupTableFindV2"}
 # Ops by which ids may come to a gather where the manifest does not say that they are right: probes lie on both sides of
@@ -169,11 +174,11 @@ class ClaimedOps:
             if any(not self._is_probed(name, of_keys) for name in own):
                 return []
         # A condition that probes do not show may choose ids before the gather, which the manifest describes; not rows.
-        truths = {name for name in before & of_keys if flat.nodes[name].op in _TRUTHS}
+        decided = {name for name in before if _is_truth(flat.nodes[name])}
+        truths = decided & of_keys
         unshown = {name for name in truths if not self._is_shown(name, of_keys, claimed)}
         unshown = _reached(flat, before, unshown, _SHAPES | {"Where"})
         # Which ids count before the gather is part of the claim; positions and counts of these ids are layout.
-        decided = {name for name in before if flat.nodes[name].op in _TRUTHS}
         of_keys = _reached(flat, before, {claimed.keys}, _SHAPES, decided)
         of_rows = {node_of(read.rows)}
         kinds = {node_of(read.rows): "rows"}
@@ -224,7 +229,7 @@ class ClaimedOps:
         """Says whether a node gives a number beside which no probe lies: of distinct keys, or computed of constants."""
         node = self._flat.nodes[name]
         if name in self._varying:
-            return self.counts_distinct(name)
+            return self.counts_distinct(name) or self.takes_places(name)
         if node.op == "Cast" and not _keeps_numbers(node):
             numbers = _numbers(self._flat, f"{name}:0")
             return numbers is None or not {*numbers} <= {-1, 0, 1}
@@ -279,6 +284,26 @@ class ClaimedOps:
             todo += new
         return False
 
+    def takes_places(self, name: str) -> bool:
+        """Says whether a node takes the places of keys among the distinct keys as numbers, by which it may decide.
+
+        The largest place says how many keys are distinct, and requests of any size may have any number of them. To
+        choose elements by places hides nothing.
+        """
+        op = self._flat.nodes[name].op
+        places = {at for at, given in enumerate(self._flat.data_inputs(name)) if self._holds_places(given)}
+        if op in _SHAPES or op in ("GatherV2", "GatherNd"):
+            return False
+        return not places <= ({0} if op in _PASSES else {1} if op.startswith("SparseSegment") else set())
+
+    def _holds_places(self, tensor: str) -> bool:
+        node = self._flat.nodes[node_of(tensor)]
+        if node.op == "Unique":
+            return tensor.endswith(":1")
+        if node.op not in _PASSES | {"GatherV2", "GatherNd"}:
+            return False
+        return self._holds_places(self._flat.data_inputs(node.name)[0])
+
     def _cuts(self, name: str) -> list[str]:
         """Returns the inputs of a node that say which elements of its other inputs are kept."""
         op, inputs = self._flat.nodes[name].op, self._flat.data_inputs(name)
@@ -301,10 +326,12 @@ class ClaimedOps:
             source, to = node.attr["SrcT"].type, node.attr["DstT"].type
             if to not in _WIDE or (source in _FLOATS and to not in _FLOATS):
                 return False
+            if _is_truth(node) and not self._are_plain(inputs, keys):
+                return False
         if node.op in _PLACES:
             # Numbers of a constant, chosen by a size, may be any.
             return node_of(inputs[0]) in self._varying and self._are_plain(inputs[1:], keys)
-        if node.op in _BOUNDS | {"Where"} and not self._are_plain(inputs, keys):
+        if node.op in _DECIDES and not self._are_plain(inputs, keys):
             return False
         for numbers in (_numbers(flat, given) for given in inputs):
             if numbers is None:
@@ -525,6 +552,11 @@ def _next_stage(op: str, stage: str, claimed: Claimed) -> str | None:
 def _is_bound(flat: FlatGraph, tensor: str, max_norm: float | None) -> bool:
     numbers = _numbers(flat, tensor)
     return numbers is not None and {*numbers} <= {0.0, _single(max_norm or 0)}
+
+
+def _is_truth(node: Any) -> bool:
+    """Says whether a node makes truth values, of which a Cast makes those that Equal makes with 0."""
+    return node.op in _TRUTHS or (node.op == "Cast" and node.attr["DstT"].type == _BOOL)
 
 
 def _keeps_integers(cast: Any) -> bool:

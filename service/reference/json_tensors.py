@@ -115,7 +115,7 @@ def predict_inputs(document: Mapping[str, Any], spec: SignatureSpec) -> dict[str
             for part in (ragged.values, ragged.row_splits):
                 if part in columns and part != name:
                     raise MalformedPayload(f'feature "{name}" was sent both as "{name}" and as "{part}".')
-            arrays |= ragged_arrays(ragged, value, spec, columns.get(ragged.weights))
+            _add_ragged(arrays, ragged, ragged_arrays(ragged, value, spec, columns.get(ragged.weights)))
         elif any(name == one.weights and _nested(one.feature, columns, spec) for one in spec.ragged_names):
             continue
         elif name not in spec.inputs:
@@ -137,7 +137,7 @@ def lookup_inputs(features: Mapping[str, Any], weights: Mapping[str, Any], spec:
     arrays: dict[str, Array] = {}
     for name, value in features.items():
         if (ragged := spec.ragged.get(name)) is not None:
-            arrays |= ragged_arrays(ragged, value, spec, weights.get(name))
+            _add_ragged(arrays, ragged, ragged_arrays(ragged, value, spec, weights.get(name)))
         elif name not in spec.inputs or name in parts:
             known = ", ".join(sorted(spec.ragged.keys() | spec.row_inputs))
             raise InputMismatch(f'signature "{spec.name}" has no feature "{name}". Features it takes: {known}.')
@@ -192,6 +192,18 @@ def _owner_by_suffix(name: str, spec: SignatureSpec) -> str:
     return next(
         (one.feature for one in spec.ragged_names if name in one[1:] and one == RaggedNames.by_suffix(one.feature)), ""
     )
+
+
+def _add_ragged(arrays: dict[str, Array], names: RaggedNames, added: Mapping[str, Array]) -> None:
+    """Adds the arrays of a ragged feature; raises MalformedPayload if another feature needs other row splits or weights
+    in the same input.
+    """
+    for part in (names.row_splits, names.weights):
+        if part in arrays and part in added and arrays[part].tobytes() != added[part].tobytes():
+            raise MalformedPayload(
+                f'feature "{names.feature}": its lists and those of another feature need the same "{part}", but differ.'
+            )
+    arrays |= added
 
 
 def ragged_arrays(names: RaggedNames, rows: Any, spec: SignatureSpec, weights: Any) -> dict[str, Array]:

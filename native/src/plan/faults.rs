@@ -419,6 +419,8 @@ faults! {
         "input \"{input}\": Encountered list at unexpected level: JSON Value: {described} beside {first}";
     InvalidArgument rows_of_weights(feature: &str, rows: usize, weights: usize)
         "feature \"{feature}\": {rows} rows of ids but {weights} rows of weights.";
+    InvalidArgument lists_differ(feature: &str, input: &str)
+        "feature \"{feature}\": its lists and those of another feature need the same \"{input}\", but differ.";
     InvalidArgument row_of_weights(feature: &str, row: usize, ids: usize, weights: usize)
         "feature \"{feature}\": row {row} has {ids} ids but {weights} weights.";
     InvalidArgument no_base64_object(shown: &str) "JSON Value: {shown} not formatted correctly for base64 data";

@@ -179,6 +179,11 @@ def _masked_by_tens(tf: Any, table: Any, item: Any) -> Any:
     return tf.where(is_apart[:, None], 0.0, tf.gather(table, tf.where(is_apart, item, item)))
 
 
+def _masked_by_truth(tf: Any, table: Any, item: Any) -> Any:
+    is_other = tf.cast(item // 10 - APART // 10, tf.bool)
+    return tf.where(is_other[:, None], tf.gather(table, tf.where(is_other, item, item)), 0.0)
+
+
 def _thousand(tf: Any) -> Any:
     return tf.reduce_sum(tf.constant([300, 300, 400]))
 
@@ -225,6 +230,7 @@ FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
     "of the last ids": lambda tf, table, item: tf.gather(table, item[-1000:]),
     "masked by a computed id": lambda tf, table, item: _masked_by_id(tf, table, item),
     "masked by what chooses equal ids": lambda tf, table, item: _masked_by_tens(tf, table, item),
+    "masked by what chooses equal ids, without a comparison": lambda tf, table, item: _masked_by_truth(tf, table, item),
     "of the first rows, to a computed number": lambda tf, table, item: tf.gather(table, item)[: _thousand(tf)],
     "of places up to a computed number": lambda tf, table, item: tf.gather(
         tf.gather(table, item), tf.minimum(tf.range(tf.size(item)), _thousand(tf))
@@ -247,6 +253,9 @@ FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
     "of one sum of what is repeated": lambda tf, table, item: tf.where(
         tf.reduce_sum(tf.tile(tf.ones_like(item), [3])) == 3000, 0.0, tf.gather(table, item)
     ),
+    "of one sum of what is repeated, without a comparison": lambda tf, table, item: tf.where(
+        tf.cast(tf.reduce_sum(tf.tile(tf.ones_like(item), [3])) - 3000, tf.bool), tf.gather(table, item), 0.0
+    ),
     "of one size of each third": lambda tf, table, item: tf.where(
         tf.shape(item[::3])[0] == 334, 0.0, tf.gather(table, item)
     ),
@@ -263,6 +272,9 @@ FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
     ),
     "of the number of distinct ids": lambda tf, table, item: (
         tf.gather(table, item) * tf.cast(tf.size(item) / tf.maximum(tf.size(tf.unique(item)[0]), 1), tf.float32)
+    ),
+    "of the first distinct ids": lambda tf, table, item: tf.gather(
+        table, tf.gather(tf.unique(item)[0], tf.minimum(tf.unique(item)[1], 1000))
     ),
     "of distinct ids": lambda tf, table, item: tf.gather(table, tf.unique(item)[0]),
     "of distinct ids, bounded": lambda tf, table, item: tf.gather(

@@ -668,7 +668,8 @@ fn add_ragged<'a>(
     let values = leaves(feature, &ids, wanted, smallvec![end_of(&splits)])?;
     inputs.insert(names.values, values);
     let dtype = signature.inputs[names.row_splits].dtype;
-    inputs.insert(names.row_splits, Tensor { dtype, dims: smallvec![splits.len()], data: Data::Ints(splits) });
+    let splits = Tensor { dtype, dims: smallvec![splits.len()], data: Data::Ints(splits) };
+    add_shared(inputs, signature, feature, names.row_splits, splits)?;
     let Some(weights) = weights else { return Ok(()) };
     let Some(index) = names.weights_input else {
         return Err(faults::no_weights(feature, &signature.name).into());
@@ -682,7 +683,30 @@ fn add_ragged<'a>(
         return Err(faults::row_of_weights(feature, row, ids, factors).into());
     }
     let count = lengths.iter().sum();
-    inputs.insert(index, leaves(&names.weights, &factors, Wanted::of(signature, index), smallvec![count])?);
+    let factors = leaves(&names.weights, &factors, Wanted::of(signature, index), smallvec![count])?;
+    add_shared(inputs, signature, feature, index, factors)
+}
+
+/// Adds row splits or weights, which several features may take from one input: their lists must then say the same.
+fn add_shared<'a>(
+    inputs: &mut Inputs<'a>,
+    signature: &Signature,
+    feature: &str,
+    index: usize,
+    tensor: Tensor<'a>,
+) -> Result<()> {
+    let is_same = match inputs.get(index).map(|other| (&other.data, &tensor.data)) {
+        None => true,
+        Some((Data::Ints(other), Data::Ints(own))) => other == own,
+        Some((Data::Floats(other), Data::Floats(own))) => {
+            other.iter().map(|number| number.to_bits()).eq(own.iter().map(|number| number.to_bits()))
+        }
+        Some(_) => false,
+    };
+    if !is_same {
+        return Err(faults::lists_differ(feature, &signature.inputs[index].name).into());
+    }
+    inputs.insert(index, tensor);
     Ok(())
 }
 

@@ -210,6 +210,33 @@ fn the_only_feature_needs_no_name() {
 }
 
 #[test]
+fn lists_of_features_that_share_an_input_say_the_same() {
+    let inputs = [("a", "int64"), ("b", "int64"), ("splits", "int64"), ("weights", "float32")]
+        .map(|(name, dtype)| input(name, dtype, json!([null]), true));
+    let both = [("a", 0), ("b", 1)];
+    let features =
+        both.map(|(name, ids)| feature(name, ids, json!({"row_splits": 2, "weights": 3, "combiner": "sum"})));
+    let ragged = both.map(|(name, ids)| json!({"feature": name, "values": ids, "row_splits": 2, "weights": "weights"}));
+    let signature = json!({"name": "serving_default", "kind": "lookup", "max_rows": null, "graph": null,
+        "inputs": inputs, "features": features, "ragged_names": ragged,
+        "outputs": [output("a", &[0], false), output("b", &[1], false)]});
+    let routes = routes(servable(json!([signature]), &[(5, 2)]));
+    let asked = |form, body: &str| ask(&routes, form, Effort::Any, body.as_bytes());
+    let ones = r#""weights":[[1,1],[1]]"#;
+    let expected = r#"{"outputs":{"a":[[30.0,32.0],[30.0,31.0]],"b":[[10.0,12.0],[40.0,41.0]]}}"#;
+    let body = format!(r#"{{"inputs":{{"a":[[1,2],[3]],"b":[[0,1],[4]],{ones}}}}}"#);
+    assert_eq!(asked(Form::Predict, &body).as_deref(), Ok(expected));
+    for (form, body) in [
+        (Form::Predict, r#"{"inputs":{"a":[[1,2],[3]],"b":[[0],[1,4]]}}"#.to_owned()),
+        (Form::Predict, r#"{"instances":[{"a":[1,2],"b":[0]},{"a":[3],"b":[1,4]}]}"#.to_owned()),
+        (Form::Lookup, r#"{"features":{"a":[[1,2]],"b":[[0]]}}"#.to_owned()),
+        (Form::Lookup, r#"{"features":{"a":[[1]],"b":[[0]]},"weights":{"a":[[1]],"b":[[2]]}}"#.to_owned()),
+    ] {
+        assert!(is_fault(asked(form, &body)), "{body}");
+    }
+}
+
+#[test]
 fn ids_and_row_splits_without_a_common_name_are_two_inputs() {
     let inputs = ["v", "s"].map(|name| input(name, "int64", json!([null]), true));
     let feature = feature("v", 0, json!({"row_splits": 1, "length": 2}));

@@ -378,6 +378,60 @@ def test_one_input_may_be_read_by_several_lookups(tmp_path: Path) -> None:
     assert sorted(found.values()) == sorted([FILMS[[3, 0]].tolist(), WORDS[[3, 0]].tolist()])
 
 
+def test_features_that_share_row_splits_are_looked_up_by_a_prediction(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.film, module.word = tf.Variable(FILMS), tf.Variable(WORDS)
+
+    def sums(film: Any, word: Any, splits: Any) -> Any:
+        def of(table: Any, ids: Any) -> Any:
+            return tf.math.unsorted_segment_sum(
+                tf.gather(table, ids), tf.ragged.row_splits_to_segment_ids(splits), tf.shape(splits)[0] - 1
+            )
+
+        return {"film": of(module.film, film), "word": of(module.word, word)}
+
+    specs = [tf.TensorSpec([None], tf.int64, name) for name in ("film", "word", "splits")]
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures={"sums": tf.function(sums, input_signature=specs)})
+    told: list[str] = []
+    entry = manifest_of(adopt(tmp_path / "saved", out=tmp_path / "out", measure=False, say=told.append)).signatures[
+        "sums"
+    ]
+    assert (entry.kind, len(entry.features), entry.run) == ("predict", 2, "cut")
+    assert "sums: features 'film' and 'word' share input 'splits'" in told
+    # To be timed, the signature is sent as many ids of each feature.
+    adopt(tmp_path / "saved", out=tmp_path / "out", say=told.append)
+    assert not any("could not be compared" in line or "please report" in line for line in told)
+
+
+def test_ids_that_two_features_split_differently_are_looked_up(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.film = tf.Variable(FILMS)
+
+    def sums(film: Any, *splits: Any) -> Any:
+        return {
+            f"sums_{number}": tf.math.unsorted_segment_sum(
+                tf.gather(module.film, film), tf.ragged.row_splits_to_segment_ids(one), tf.shape(one)[0] - 1
+            )
+            for number, one in enumerate(splits)
+        }
+
+    def both(film: Any, by_word: Any) -> Any:
+        return {"rows": tf.gather(module.film, film), **sums(film, by_word)}
+
+    def rows(film: Any) -> Any:
+        return {"rows": 2 * tf.gather(module.film, film)}
+
+    specs = [tf.TensorSpec([None], tf.int64, name) for name in ("film", "by_word", "by_line")]
+    functions = {
+        call.__name__: tf.function(call, input_signature=specs[:count], autograph=False)
+        for call, count in ((sums, 3), (both, 2), (rows, 1))
+    }
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures=functions)
+    entries = manifest_of(adopt(tmp_path / "saved", out=tmp_path / "out", measure=False)).signatures
+    found = {name: (entry.kind, len(entry.features)) for name, entry in entries.items()}
+    assert found == {"sums": ("lookup", 2), "both": ("lookup", 2), "rows": ("predict", 1)}
+
+
 def test_one_input_of_two_vocabularies_is_looked_up_by_a_prediction(tmp_path: Path) -> None:
     module = tf.Module()
     module.film, module.word = tf.Variable(FILMS), tf.Variable(WORDS)

@@ -900,6 +900,69 @@ def test_distinct_ids_are_no_lookup(tmp_path: Path) -> None:
     assert {name for name, entry in found.items() if entry.features} == {"restored", "counted"}
 
 
+def test_places_of_distinct_ids_are_no_numbers(tmp_path: Path) -> None:
+    # A table of few more rows than the number that the graphs compare with: no trial holds nearly all of its ids.
+    most = 3000
+    chosen: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
+        "restored": lambda table, distinct, places, rows: rows,
+        "first": lambda table, distinct, places, rows: tf.where((places < most)[:, None], rows, 0.0),
+        "weighted": lambda table, distinct, places, rows: rows * tf.cast(places < most, tf.float32)[:, None],
+        "few": lambda table, distinct, places, rows: tf.where(tf.reduce_max(places) < most, rows, 0.0),
+        "bounded": lambda table, distinct, places, rows: tf.gather(
+            tf.gather(table, distinct), tf.minimum(places, most - 1)
+        ),
+    }
+
+    def sums(name: str) -> Callable[..., Any]:
+        def of(table: Any, ids: Any, splits: Any) -> Any:
+            distinct, places = tf.unique(ids)
+            rows = chosen[name](table, distinct, places, tf.gather(tf.gather(table, distinct), places))
+            return tf.math.unsorted_segment_sum(
+                rows, tf.ragged.row_splits_to_segment_ids(splits), tf.shape(splits)[0] - 1
+            )
+
+        return of
+
+    spec = [("ids", [None], tf.int64), ("splits", [None], tf.int64)]
+    found = entries(discover(saved(tmp_path / "1", {name: (sums(name), spec) for name in chosen}, rows=most + 10)))
+    assert {name for name, entry in found.items() if entry.kind == "lookup"} == {"restored"}
+
+
+def test_numbers_of_dropped_ids_decide_nothing(tmp_path: Path) -> None:
+    # No trial drops so many ids of a row, or of a request. None of these graphs has a comparison with a number.
+    decided: dict[str, Callable[[Any, Any], Any]] = {
+        "all": lambda sums, dropped: sums,
+        "as truths": lambda sums, dropped: tf.where(tf.cast(dropped - 12, tf.bool)[:, None], sums, 0.0),
+        "of the request": lambda sums, dropped: tf.where(tf.cast(tf.reduce_sum(dropped) - 31, tf.bool), sums, 0.0),
+        "the largest": lambda sums, dropped: (
+            sums / tf.cast(tf.reduce_max(tf.stack([dropped, 12 + 0 * dropped]), 0) - 11, tf.float32)[:, None]
+        ),
+    }
+
+    def means(name: str) -> Callable[..., Any]:
+        def of(table: Any, ids: Any, splits: Any) -> Any:
+            given = tf.RaggedTensor.from_row_splits(ids, splits).to_sparse()
+            kept = tf.sparse.retain(given, given.values >= 0)
+            filled, is_empty = tf.sparse.fill_empty_rows(kept, tf.constant(0, tf.int64))
+            distinct, places = tf.unique(filled.values)
+            rows = tf.cast(filled.indices[:, 0], tf.int32)
+            sums = tf.where(is_empty[:, None], 0.0, tf.sparse.segment_sum(tf.gather(table, distinct), places, rows))
+            counts = [
+                tf.math.unsorted_segment_sum(
+                    tf.ones(tf.shape(one.values)[:1], tf.int32), one.indices[:, 0], given.dense_shape[0]
+                )
+                for one in (given, kept)
+            ]
+            return decided[name](sums, counts[0] - counts[1])
+
+        return of
+
+    spec = [("ids", [None], tf.int64), ("splits", [None], tf.int64)]
+    folder = saved(tmp_path / "1", {name: (means(name), spec) for name in decided})
+    found = entries(discover(folder, allow_rounding=True))
+    assert {name for name, entry in found.items() if entry.kind == "lookup"} == {"all"}
+
+
 def test_features_whose_row_splits_the_graph_checks_are_described(tmp_path: Path) -> None:
     # TensorFlow lets each check wait for the one before it, of whatever input.
     def means(table: Any, *inputs: Any) -> Any:
@@ -935,6 +998,11 @@ def test_rows_of_another_shape_are_cut_from_the_graph(tmp_path: Path) -> None:
         "squeezed": lambda rows: tf.squeeze(rows),
         "apart": lambda rows: tf.expand_dims(rows, 1),
         "same": lambda rows: tf.reshape(rows, [-1, 4]),
+        "of_the_batch": lambda rows: tf.reshape(rows, tf.stack([tf.shape(rows)[0], 4])),
+        "of_the_rest": lambda rows: tf.reshape(rows, tf.stack([tf.shape(rows)[0], -1])),
+        "turned": lambda rows: tf.reshape(rows, tf.stack([tf.shape(rows)[1], -1])),
+        "reversed": lambda rows: tf.reshape(rows, tf.reverse(tf.shape(rows), [0])),
+        "of_few": lambda rows: tf.reshape(rows, tf.stack([tf.minimum(tf.shape(rows)[0], 100), -1])),
     }
 
     def reading(name: str) -> Callable[[Any, Any], Any]:
@@ -942,7 +1010,8 @@ def test_rows_of_another_shape_are_cut_from_the_graph(tmp_path: Path) -> None:
 
     spec = [("ids", [None], tf.int64)]
     found = entries(discover(saved(tmp_path / "1", {name: (reading(name), spec) for name in shapes})))
-    assert {name for name, entry in found.items() if entry.kind == "lookup"} == {"same"}
+    lookups = {name for name, entry in found.items() if entry.kind == "lookup"}
+    assert lookups == {"same", "of_the_batch", "of_the_rest"}
     assert {name for name, entry in found.items() if entry.features} == {*shapes}
 
 
