@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -170,7 +170,8 @@ fn fed_tensor(api: &'static Api, dtype: u32, dims: &[i64], data: &Bound<'_, PyAn
             // while they are copied.
             len => unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), len) },
         };
-        let buffer = AlignedBuffer::copy_of(bytes);
+        let no_memory = || PyMemoryError::new_err("there is no memory for a tensor");
+        let buffer = AlignedBuffer::copy_of(bytes).ok_or_else(no_memory)?;
         Tensor::new(api, dtype, dims, buffer)
     };
     tensor.ok_or_else(|| PyValueError::new_err("a tensor does not have as many elements as its shape says"))

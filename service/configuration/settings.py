@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from service.configuration.control_groups import memory_limit_bytes
 from service.configuration.server_settings import ServerSettings, setting
 
 # The channel arguments of gRPC that the native core follows.
@@ -73,10 +74,10 @@ class Settings(ServerSettings):
         256 << 20, "Largest answer, in bytes as arrays (JSON is several times as long).", 1024, 2**31 - 1
     )
     max_bytes_in_flight: int = setting(
-        1 << 30,
+        0,
         "Largest number of bytes of requests and answers, as arrays, in flight at a time; further requests are refused "
-        "as overload.",
-        1024,
+        "as overload. 0: 1 GiB, or a quarter of the memory limit of the machine or control group if that is less.",
+        0,
         1 << 62,
     )
     max_queued_requests: int = setting(
@@ -310,6 +311,13 @@ class Settings(ServerSettings):
     def slow_request_s(self) -> float:
         """Least duration, in seconds, of a request that is logged as slow; infinity: no request is logged as slow."""
         return self.slow_request_ms / 1e3 or math.inf
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Largest number of bytes in flight; a request of the largest size always fits."""
+        limit = memory_limit_bytes()
+        usual = 1 << 30 if limit is None else min(1 << 30, limit // 4)
+        return self.max_bytes_in_flight or max(usual, self.max_request_bytes)
 
     @property
     def channel_arguments(self) -> list[tuple[str, int | str]]:

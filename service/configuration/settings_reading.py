@@ -137,7 +137,7 @@ def faults_of(settings: Settings) -> list[str]:
         )
     if not all(pair.partition("=")[0] and "=" in pair for pair in settings.grpc_channel_arguments.split(",") if pair):
         found.append(f"--grpc_channel_arguments is {settings.grpc_channel_arguments!r}: expected name=value,...")
-    if settings.max_bytes_in_flight < settings.max_request_bytes:
+    if settings.bytes_in_flight < settings.max_request_bytes:
         found.append(
             f"--max_bytes_in_flight is {settings.max_bytes_in_flight}: expected at least --max_request_bytes, "
             f"{settings.max_request_bytes}"
@@ -310,11 +310,11 @@ def otlp_protocol(environ: Mapping[str, str] | None = None) -> str:
 _OWN_BYTES = 256 << 20
 
 
-def prepare_libraries(max_bytes_in_flight: int) -> None:
+def prepare_libraries(bytes_in_flight: int) -> None:
     """Sets environment variables that TensorFlow and numpy read at their import, unless the user has set them."""
     # TensorFlow keeps all memory that it once had. Without a limit, no memory may be left for requests and answers.
     if limit := memory_limit_bytes():
-        others = min(max_bytes_in_flight + _OWN_BYTES, limit // 4)
+        others = min(bytes_in_flight + _OWN_BYTES, limit // 2)
         os.environ.setdefault("TF_MKL_ALLOC_MAX_BYTES", str(limit + swap_bytes() - others))
     # Level 3 keeps all of TensorFlow's own log messages, except fatal ones, out of the server's log.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -162,7 +162,7 @@ def edge_config(settings: Settings, max_connections: int) -> dict[str, Any]:
             "max_message_bytes": settings.max_message_bytes,
             "max_response_bytes": settings.max_response_bytes,
             "gzip_min_bytes": settings.rest_api_gzip_min_bytes,
-            "max_bytes_in_flight": settings.max_bytes_in_flight,
+            "max_bytes_in_flight": settings.bytes_in_flight,
             "max_connections": max_connections,
             "max_head_bytes": settings.rest_api_max_head_bytes,
             "max_queued_requests": settings.max_queued_requests,

@@ -205,7 +205,7 @@ def overload(settings: Settings, counts: CoreCounts) -> Document:
     models = sorted(counts.held.keys() | counts.waits.keys() | {model for model, _ in refused})
     return {
         "limits": {
-            "bytes": settings.max_bytes_in_flight,
+            "bytes": settings.bytes_in_flight,
             "queued": settings.max_queued_requests,
             "wait_ms": float(settings.max_queue_ms),
         },

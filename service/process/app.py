@@ -323,7 +323,7 @@ class App:
             ),
             indexing=indexing_of(settings.neighbors_index_dir, self._models.folder),
         )
-        self._metrics.limit_bytes = settings.max_bytes_in_flight
+        self._metrics.limit_bytes = settings.bytes_in_flight
         self._access = create_access(settings.auth_config, settings.console_secret_file, self._engine, self._metrics)
         self._tls = Wires(settings, self._metrics.tls)
         access, render, statusz, traffic = self._access, self._metrics.render, self._statusz().read, self._traffic.read

@@ -155,7 +155,7 @@ def _server_of(settings: Settings) -> type[App] | type[ReferenceServer]:
 
 
 def _serve(settings: Settings) -> int:
-    prepare_libraries(settings.max_bytes_in_flight)
+    prepare_libraries(settings.bytes_in_flight)
     # Garbage collection is off during the imports below: it would take a fifth of their time and find no garbage.
     gc.disable()
     # The server's modules are imported here and not at the top: their import is slow, and a wrong command line is

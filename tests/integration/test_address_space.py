@@ -200,22 +200,36 @@ def test_memory_is_given_back_after_a_flood_of_json(tmp_path: Path) -> None:
 @pytest.mark.tf
 @pytest.mark.slow
 def test_a_tensor_for_which_the_container_has_no_memory_is_refused(tf: Any, tmp_path: Path) -> None:
+    from model_export.adoption.adopt import adopt
+
+    module = tf.Module()
+    module.table, module.kernel = tf.Variable(tf.ones([4, 1024])), tf.Variable(tf.ones([1024, 1]))
+
     @tf.function(input_signature=[tf.TensorSpec([2], tf.int32, "shape")])
     def ones(shape: Any) -> Any:
         return {"sum": tf.reduce_sum(tf.ones(shape))}
 
-    tf.saved_model.save(tf.Module(), str(tmp_path / "1"), signatures={"ones": ones})
-    with memory_group(_IN_FLIGHT) as group, ServerProcess(model_base_path=tmp_path) as server:
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "ids")])
+    def score(ids: Any) -> Any:
+        return {"score": tf.matmul(tf.gather(module.table, ids), module.kernel)[:, 0]}
+
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures={"ones": ones, "score": score})
+    # TensorFlow computes the tensor of signature "ones"; the core looks up the rows that it is fed for "score".
+    adopt(tmp_path / "saved", out=tmp_path / "model", measure=False)
+    with memory_group(_IN_FLIGHT) as group, ServerProcess(model_base_path=tmp_path / "model") as server:
         group.add(server.pid)
         server.ready()
         until(lambda: 0 < resource.prlimit(server.pid, resource.RLIMIT_DATA)[0] < 2 * _IN_FLIGHT)
-        for columns, status in [(1 << 20, 200), (3 << 28, 413), (1 << 20, 200)]:
-            body = {"signature_name": "ones", "inputs": {"shape": [1, columns]}}
-            answer = server.http.post("/v1/models/default:predict", json=body)
-            assert answer.status_code == status, answer.text
-            if status == 200:
-                assert answer.json()["outputs"] == columns
-            else:
-                assert answer.json()["error"].startswith(
-                    f"OOM when allocating tensor with shape[1,{columns}] and type float"
-                )
+
+        def ask(signature: str, **inputs: list[int]) -> httpx.Response:
+            body = {"signature_name": signature, "inputs": inputs}
+            return server.http.post("/v1/models/default:predict", json=body)
+
+        for answer, shape in [
+            (ask("ones", shape=[1, 3 << 28]), f"[1,{3 << 28}]"),
+            (ask("score", ids=[0] * 400_000), "[400000,1024]"),
+        ]:
+            assert answer.status_code == 413
+            assert answer.json()["error"].startswith(f"OOM when allocating tensor with shape{shape} and type float")
+        assert ask("ones", shape=[1, 1 << 20]).json() == {"outputs": 1 << 20}
+        assert ask("score", ids=[0] * 1000).json() == {"outputs": [1024.0] * 1000}

@@ -6,7 +6,7 @@
 //!
 //! Source: protobuf's encoding guide, "Base 128 Varints", "Length-Delimited Records" and "Message Structure".
 
-use crate::plan::Declined;
+use crate::plan::{Declined, faults, has_room};
 
 const CONTINUATION_BITS: u64 = 0x8080_8080_8080_8080;
 /// Number of bytes of a packed field in which the decoder looks for the ends of varints at once.
@@ -23,6 +23,8 @@ pub enum WireError {
     Malformed,
     /// The message has a group, which Google's parsers skip.
     Group,
+    /// There is no memory for the integers of a packed field.
+    NoMemory,
 }
 
 use WireError::Malformed;
@@ -32,6 +34,7 @@ impl From<WireError> for Declined {
         match error {
             WireError::Malformed => Declined::Malformed,
             WireError::Group => Declined::Unusual,
+            WireError::NoMemory => faults::no_memory("The packed integers of a tensor take eight bytes each").into(),
         }
     }
 }
@@ -245,11 +248,14 @@ fn load_u64(bytes: &[u8]) -> u64 {
 /// from one load of its bytes, without a branch.
 ///
 /// # Errors
-/// The bytes end within a varint, or a varint has more than 64 bits.
+/// The bytes end within a varint, or a varint has more than 64 bits, or there is no memory for the numbers.
 #[allow(clippy::cast_possible_wrap)] // Negative numbers are encoded in two's complement.
 pub fn extend_varints(numbers: &mut Vec<i64>, packed: &[u8]) -> Result<(), WireError> {
-    let before = numbers.len();
-    numbers.resize(before + count_varints(packed), 0);
+    let (before, count) = (numbers.len(), count_varints(packed));
+    if !has_room(count.saturating_mul(size_of::<i64>())) {
+        return Err(WireError::NoMemory);
+    }
+    numbers.resize(before + count, 0);
     let mut slots = numbers.get_mut(before..).unwrap_or_default().iter_mut();
     let (mut start, mut block_at) = (0, 0);
     while let Some(block) = packed.get(block_at..).and_then(<[u8]>::first_chunk::<BLOCK>) {

@@ -16,6 +16,7 @@ use super::feature_lookup::{Placement, VectorForm};
 use super::features::{Features, product, read, shape_too_large, vector_dims, vector_width};
 use super::graph_output::{GraphOutput, OutputData};
 use super::inputs::{DataType, Dims, Inputs, UnknownKeyCounts};
+use super::memory::has_room;
 use super::notes::Notes;
 use super::paged_rows;
 use super::remote_rows;
@@ -345,12 +346,15 @@ fn read_remote(
     Ok(features.into_rows_read())
 }
 
-/// Checks an answer of `size` bytes, as arrays, against the server's limit.
+/// Checks an answer of `size` bytes, as arrays, against the server's limit, and whether there is memory for it.
 ///
 /// # Errors
 /// The answer is larger.
 pub fn check_answer_size(size: usize, rows: usize, limit: usize) -> Result<(), BoxedFault> {
-    if size > limit { Err(faults::answer_too_large(size, rows, limit)) } else { Ok(()) }
+    if size > limit {
+        return Err(faults::answer_too_large(size, rows, limit));
+    }
+    if has_room(size) { Ok(()) } else { Err(faults::no_memory(&format!("The answer takes {size} bytes"))) }
 }
 
 /// Returns the shapes of a graph's outputs, whose indexes are `numbers`.

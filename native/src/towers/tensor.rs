@@ -8,13 +8,12 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use super::c_api::{Api, RawTensor, TString};
+use crate::plan::has_room;
 
 /// `TF_STRING`.
 const STRING: u32 = 7;
 /// Alignment of a tensor's memory in bytes (`EIGEN_MAX_ALIGN_BYTES`). TensorFlow copies memory that is aligned less.
 const ALIGNMENT: usize = 64;
-/// Size in bytes from which on a buffer may be a notable part of the memory.
-const LARGE: usize = 32 << 20;
 
 /// Uninitialised memory for one tensor, with the alignment that TensorFlow's kernels need.
 pub struct AlignedBuffer {
@@ -37,17 +36,13 @@ impl AlignedBuffer {
         AlignedBuffer::allocate(len).unwrap_or_else(|| handle_alloc_error(layout_of(len)))
     }
 
-    /// As `new`; None if the process may not take so much memory, or, of a [`LARGE`] buffer, not half as much again.
+    /// As `new`; None if there is no room for the buffer.
     ///
     /// # Panics
     /// As `new`.
     #[must_use]
     pub fn try_new(len: usize) -> Option<Self> {
-        if len >= LARGE {
-            // What is left is for other code: where that gets no memory, the process ends.
-            drop(AlignedBuffer::allocate(len + len / 2)?);
-        }
-        AlignedBuffer::allocate(len)
+        if has_room(len) { AlignedBuffer::allocate(len) } else { None }
     }
 
     fn allocate(len: usize) -> Option<Self> {
@@ -59,24 +54,13 @@ impl AlignedBuffer {
         Some(AlignedBuffer { start: NonNull::new(unsafe { alloc(layout_of(len)) })?, len })
     }
 
-    /// Allocates an aligned buffer with a copy of these bytes.
+    /// Allocates an aligned buffer with a copy of these bytes; None if [`AlignedBuffer::try_new`] gets no memory.
     #[must_use]
-    pub fn copy_of(bytes: &[u8]) -> Self {
-        AlignedBuffer::concatenated(&[bytes])
-    }
-
-    /// Allocates an aligned buffer with a copy of all `parts`, one after the other.
-    #[must_use]
-    pub fn concatenated(parts: &[&[u8]]) -> Self {
-        let buffer = AlignedBuffer::new(parts.iter().map(|part| part.len()).sum());
-        let mut end = 0;
-        for part in parts {
-            // SAFETY: the new buffer has as many bytes as all parts together, and overlaps none of the parts that are
-            // copied to it.
-            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), buffer.start.as_ptr().add(end), part.len()) };
-            end += part.len();
-        }
-        buffer
+    pub fn copy_of(bytes: &[u8]) -> Option<Self> {
+        let buffer = AlignedBuffer::try_new(bytes.len())?;
+        // SAFETY: the new buffer has as many bytes, and does not overlap them.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.start.as_ptr(), bytes.len()) };
+        Some(buffer)
     }
 
     /// Returns the buffer's memory, all of which must be written before the buffer becomes a tensor.

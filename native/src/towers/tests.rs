@@ -39,7 +39,7 @@ fn doubling(dtype: u8) -> Vec<u8> {
 
 fn floats(api: &'static Api, numbers: &[f32]) -> Tensor {
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    Tensor::new(api, FLOAT, &[numbers.len().try_into().unwrap()], AlignedBuffer::copy_of(&bytes)).unwrap()
+    Tensor::new(api, FLOAT, &[numbers.len().try_into().unwrap()], AlignedBuffer::copy_of(&bytes).unwrap()).unwrap()
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn sessions_are_found_until_the_last_reference_is_dropped() {
 #[test]
 fn a_number_of_the_wrong_size_makes_no_tensor() {
     let Some(api) = tensorflow() else { return };
-    assert!(Tensor::new(api, FLOAT, &[2], AlignedBuffer::copy_of(&[0; 4])).is_none());
+    assert!(Tensor::new(api, FLOAT, &[2], AlignedBuffer::copy_of(&[0; 4]).unwrap()).is_none());
     assert!(Tensor::new(api, STRING, &[0], AlignedBuffer::new(0)).is_none());
     assert!(Tensor::new(api, 20, &[0], AlignedBuffer::new(0)).is_none());
 }

@@ -169,8 +169,9 @@ impl Tower {
         part: impl Fn(Ints<'_>) -> (SmallVec<[i64; 4]>, Vec<i64>),
     ) -> Result<Tensor, Declined> {
         let (dims, numbers) = part(Ints::new(&plan::int64_bytes(row_splits)));
-        let buffer = AlignedBuffer::copy_of(Ints::of(&numbers).as_bytes());
-        Ok(Tensor::new(self.session.api(), DataType::Int64 as u32, &dims, buffer).ok_or_else(unfit_tensor)?)
+        let dtype = DataType::Int64;
+        let buffer = AlignedBuffer::copy_of(Ints::of(&numbers).as_bytes()).ok_or_else(|| no_memory(dtype, &dims))?;
+        Ok(Tensor::new(self.session.api(), dtype as u32, &dims, buffer).ok_or_else(unfit_tensor)?)
     }
 
     fn rows_tensor(&self, features: &Features<'_, '_>, fed: &FedRows, dims: &[usize]) -> Result<Tensor, Declined> {
@@ -189,7 +190,8 @@ impl Tower {
             // fed as it is, and the graph refuses it.
             let are_ids = |dtype| matches!(dtype, DataType::Int64 | DataType::Int32);
             let dtype = if are_ids(tensor.dtype) && are_ids(wanted) { wanted } else { tensor.dtype };
-            Tensor::new(api, dtype as u32, &dims, numbers(dtype, tensor))
+            let buffer = numbers(dtype, tensor).ok_or_else(|| no_memory(dtype, &dims))?;
+            Tensor::new(api, dtype as u32, &dims, buffer)
         };
         Ok(made.ok_or_else(unfit_tensor)?)
     }
@@ -282,14 +284,8 @@ fn fed_dims(features: &Features<'_, '_>, fed: &FedRows) -> Result<Option<Dims>, 
 /// Looks up the vectors that one tensor of shape `dims` is fed; returns them in a new buffer.
 fn gather_rows(features: &Features<'_, '_>, fed: &FedRows, dims: &[usize]) -> Result<AlignedBuffer, Declined> {
     let number_bytes = fed.dtype.size();
-    let no_memory = || {
-        let sizes = dims.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        faults::no_memory(&format!(
-            "OOM when allocating tensor with shape[{sizes}] and type {}",
-            fed.dtype.graph_name()
-        ))
-    };
-    let mut buffer = AlignedBuffer::try_new(bytes_of(product(dims)?, number_bytes)?).ok_or_else(no_memory)?;
+    let num_bytes = bytes_of(product(dims)?, number_bytes)?;
+    let mut buffer = AlignedBuffer::try_new(num_bytes).ok_or_else(|| no_memory(fed.dtype, dims))?;
     if let [part] = fed.parts[..] {
         features.read(part.feature, buffer.memory())?;
         return Ok(buffer);
@@ -322,6 +318,12 @@ pub(super) fn dense_shape(splits: Ints<'_>) -> [i64; 2] {
     [i64::try_from(rows).unwrap_or(i64::MAX), longest]
 }
 
+/// Returns the error for a tensor without memory, in the words of TensorFlow for its own.
+fn no_memory(dtype: DataType, dims: &[impl ToString]) -> BoxedFault {
+    let sizes = dims.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    faults::no_memory(&format!("OOM when allocating tensor with shape[{sizes}] and type {}", dtype.graph_name()))
+}
+
 fn unfit_tensor() -> BoxedFault {
     faults::internal("a fed tensor has not as many elements as its shape says")
 }
@@ -347,8 +349,8 @@ fn signed_dims(dims: &[usize]) -> Result<SmallVec<[i64; 4]>, BoxedFault> {
 }
 
 /// Copies the numbers of a tensor to an aligned buffer, in the given dtype: the tensor's own, or int64 or int32 for a
-/// tensor of one of the two.
-fn numbers(wanted: DataType, tensor: &plan::Tensor<'_>) -> AlignedBuffer {
+/// tensor of one of the two; None if there is no memory for the copy.
+fn numbers(wanted: DataType, tensor: &plan::Tensor<'_>) -> Option<AlignedBuffer> {
     match (&tensor.data, wanted) {
         (Data::Raw(bytes), _) if tensor.dtype == wanted => AlignedBuffer::copy_of(bytes),
         (Data::Bytes(bytes), _) if tensor.dtype == wanted => AlignedBuffer::copy_of(bytes),

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from service.configuration import settings as settings_module
 from service.configuration import settings_reading
 from service.configuration.control_groups import num_processors
 from service.configuration.settings import COMMON, ENV_PREFIX, Settings
@@ -57,6 +58,7 @@ def test_flags_beat_the_environment_and_that_beats_defaults(
 
 # Values of settings whose text has a form, or whose next number does not go with the defaults of others.
 FORMED: dict[str, Any] = {
+    "max_bytes_in_flight": 1 << 30,
     "admin_host": "::1",
     "grpc_channel_arguments": "a=1",
     "host": "::1",
@@ -392,7 +394,26 @@ def test_what_the_user_has_set_for_a_library_is_left(name: str, monkeypatch: pyt
     assert os.environ[name] != "7"
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(8 << 30, (8 << 30) - 1000 - (256 << 20)), (1000, 750)])
+@pytest.mark.parametrize(
+    ("limit", "given", "expected"),
+    [
+        (None, 0, 1 << 30),
+        (8 << 30, 0, 1 << 30),
+        (1 << 30, 0, 1 << 28),
+        (1 << 20, 0, 1 << 20),
+        (1 << 26, 1 << 40, 1 << 40),
+    ],
+)
+def test_requests_in_flight_may_have_a_quarter_of_a_small_memory(
+    monkeypatch: pytest.MonkeyPatch, limit: int | None, given: int, expected: int
+) -> None:
+    monkeypatch.setattr(settings_module, "memory_limit_bytes", lambda: limit)
+    # The largest request always fits.
+    found = Settings(max_bytes_in_flight=given, max_request_bytes=1 << 20).bytes_in_flight
+    assert found == expected
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(8 << 30, (8 << 30) - 1000 - (256 << 20)), (1000, 500)])
 def test_tensorflow_gets_what_other_memory_leaves(monkeypatch: pytest.MonkeyPatch, limit: int, expected: int) -> None:
     monkeypatch.delenv("TF_MKL_ALLOC_MAX_BYTES", raising=False)
     monkeypatch.setattr(settings_reading, "memory_limit_bytes", lambda: limit)

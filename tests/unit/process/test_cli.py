@@ -65,7 +65,7 @@ def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
         module = types.ModuleType(name)
         vars(module)[server] = app
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(service.process.cli, "prepare_libraries", lambda max_bytes_in_flight: None)
+    monkeypatch.setattr(service.process.cli, "prepare_libraries", lambda bytes_in_flight: None)
     monkeypatch.setattr(service.process.cli, "set_signals", lambda log: None)
     monkeypatch.delenv("EMB_MODEL_BASE_PATH", raising=False)
     root = logging.getLogger()

@@ -10,7 +10,7 @@ use super::floats::{MAX_BYTES, NonFinite, write_numbers, write_string, write_str
 use crate::forms::record::Recording;
 use crate::forms::{Answered, Call};
 use crate::plan::faults;
-use crate::plan::{DataType, Declined, Effort, Inputs, OutputShape, Servable, Work};
+use crate::plan::{DataType, Declined, Effort, Inputs, OutputShape, Servable, Work, has_room};
 
 /// A JSON body with more bytes than this is parsed on the thread pool for large work, because parsing an id takes 10
 /// ns, and looking up its row takes longer.
@@ -81,6 +81,9 @@ pub fn answer(
         Ok(Output { name: &plan.outputs[shape.output].name, shape, values: values(&mut work, index, shape)? })
     });
     let outputs = outputs.collect::<Result<SmallVec<[Output<'_>; 4]>, Declined>>()?;
+    if !has_room(count.saturating_mul(MAX_BYTES)) {
+        return Err(faults::no_memory(&format!("The JSON text of an answer of {count} numbers is long")).into());
+    }
     let answered = Answered::end(work, recording, servable, signature, started)?;
     let mut body = text_buffer(count);
     write(&outputs, layout, NonFinite::of(call.strict_json), &mut body)?;
