@@ -99,7 +99,9 @@ class GraphRefusal(InvalidRequest):
 
 
 class PayloadTooLarge(ServiceError):
-    """The request is over a limit of the server: on bytes of its body or answer, on rows, or on JSON keys or lists."""
+    """The request needs more memory than there is, or is over a limit: on bytes of its body or answer, on rows, or on
+    JSON keys or lists.
+    """
 
     code = "RESOURCE_EXHAUSTED"
 
