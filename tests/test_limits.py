@@ -98,6 +98,7 @@ CONSTANTS: dict[str, dict[str, str]] = {
 _PLACES = {limit: (file, name) for file, limits in CONSTANTS.items() for limit, name in limits.items()}
 # Limits whose default the documentation gives as a formula, not as a number.
 WORDS = {
+    "a quarter of the memory, at most 1 GiB",
     "as many as processors",
     "half of the limit on open files",
     "twice that",
