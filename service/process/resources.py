@@ -76,7 +76,7 @@ class MemoryBound:
         if limit is None or private is None:
             return None
         mapped, held = private
-        # A large tensor is not touched either while it is being filled.
+        # A large tensor counts as untouched while it is being filled, so the least of the last minute is taken.
         self._untouched.append(mapped - held)
         return max(limit + swap_bytes(self._root) + min(self._untouched), mapped + _SPARE_BYTES)
 
