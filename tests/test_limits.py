@@ -23,6 +23,8 @@ CONSTANTS: dict[str, dict[str, str]] = {
     f"{ADMISSION}/limits.rs": {
         "TLS handshakes at the same time": "max_handshakes",
         "header list (gRPC)": "max_header_list_bytes",
+        "request line and headers (HTTP/1.1)": "max_head_bytes",
+        "such calls of all connections": "max_long_calls",
         "unread answers of a gRPC connection": "max_owed_bytes",
         "unsent answers of a gRPC connection while its socket accepts no bytes": "BACKED_UP_BYTES",
         "TLS handshakes that each thread continues before other connections get their turn": "HANDSHAKES_A_TURN",
@@ -47,7 +49,14 @@ CONSTANTS: dict[str, dict[str, str]] = {
         "large messages and bodies of an HTTP/2 connection that are inflated, "
         "or that Python parses, at once": "MAX_INFLATED",
     },
-    "service/process/control_servers.py": {"connections of the admin port": "MAX_ADMIN_CONNECTIONS"},
+    "service/process/control_servers.py": {
+        "connections of the admin port": "MAX_ADMIN_CONNECTIONS",
+        "request line and headers on the admin port": "MAX_HEAD_BYTES",
+    },
+    "service/versions/neighbors.py": {
+        "neighbours of a query of a search": "MAX_K",
+        "queries of a search": "MAX_QUERIES",
+    },
     f"{EDGE}/http2.rs": {"frame (HTTP/2)": "FRAME_BYTES"},
     "service/observe/logs.py": {"lines of one logger and level that the log takes at once": "LINES_AT_ONCE"},
     f"{EDGE}/encoding.rs": {"inflated body or message beyond 4 MB": "RATIO"},

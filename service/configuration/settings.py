@@ -42,7 +42,7 @@ SECTIONS: Mapping[str, str] = {
     "graph_signatures": "TensorFlow graphs",
     "enable_batching": "Batching of TensorFlow graphs",
     "grpc_max_threads": "Limits and overload",
-    "rest_api_max_head_bytes": "HTTP",
+    "rest_api_keep_alive_s": "HTTP",
     "grpc_socket_path": "gRPC",
     "shutdown_delay_s": "Shutdown and memory",
     "request_log_root": "Logs and traces",
@@ -83,9 +83,6 @@ class Settings(ServerSettings):
     max_queued_requests: int = setting(
         1024, "Requests that may wait for a thread, of HTTP and of gRPC each.", 0, 1_000_000
     )
-    max_long_calls: int = setting(
-        8192, "gRPC calls without end, such as health watches, of all clients; one address has a tenth.", 1, 1_000_000
-    )
     max_queue_ms: int = setting(
         500,
         "Milliseconds that a request may wait for a thread; one that is expected to wait longer is refused at once.",
@@ -105,9 +102,6 @@ class Settings(ServerSettings):
         "1 KB of a body, or read 1 KB of an answer, for each second; only with the native core.",
         0.1,
         3600,
-    )
-    rest_api_max_head_bytes: int = setting(
-        65536, "Largest request line with headers (HTTP), in bytes; only with the native core.", 1024, 1 << 24
     )
     rest_api_keep_alive_s: float = setting(
         620.0,
@@ -149,13 +143,6 @@ class Settings(ServerSettings):
         0,
         3600,
     )
-    keep_freed_mib: int = setting(
-        64,
-        "MiB of freed memory that malloc keeps for the next answers, in each of two arenas; 0: malloc's default. It "
-        "is returned to the system after many connections have closed.",
-        0,
-        1024,
-    )
     drain_timeout_s: float = setting(30.0, "Seconds that requests in flight get to finish at shutdown.", 0, 3600)
     request_log_root: str = setting(
         "",
@@ -168,7 +155,6 @@ class Settings(ServerSettings):
         16,
         1 << 20,
     )
-    request_log_answers: bool = setting(True, "Whether a request log contains answers beside the requests.")
     slow_request_ms: float = setting(
         1000.0,
         "Milliseconds after which a request is logged, and shown at /v1/statusz, as slow; 0: no request is.",
@@ -244,12 +230,6 @@ class Settings(ServerSettings):
         0,
         1 << 30,
     )
-    warm_mib_per_s: float = setting(
-        0.0,
-        "Most MiB per second that --warm=tables reads, or that are read again as huge pages; 0: no limit.",
-        0,
-        1_000_000,
-    )
     table_lock: Literal["off", "try", "require"] = setting(
         "off",
         "Whether tables are locked in memory: if the system does not allow it, 'try' logs a warning, and 'require' "
@@ -279,7 +259,6 @@ class Settings(ServerSettings):
     delta_journal_dir: str = setting(
         "", "Folder of the journals that keep upserts over a restart; without it upserts are refused."
     )
-    delta_max_rows: int = setting(65_536, "Largest upsert, in rows.", 1, 10_000_000)
     delta_journal_max_mib: int = setting(
         1024, "Largest journal of a version, in MiB; the largest delta file has a quarter of them.", 4, 8188
     )
@@ -289,9 +268,6 @@ class Settings(ServerSettings):
         1,
         1024,
     )
-    neighbors_max_k: int = setting(1000, "Most nearest rows that a search may ask for, for each query.", 1, 1_000_000)
-    neighbors_max_queries: int = setting(256, "Most queries of one search for nearest rows.", 1, 1_000_000)
-
     neighbors_index_rows: int = setting(
         100_000,
         "After the first search, the server builds an index for a table of at least this many rows; 0: for none.",

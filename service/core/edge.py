@@ -150,7 +150,6 @@ def edge_config(settings: Settings, max_connections: int) -> dict[str, Any]:
         "threads": settings.num_threads,
         "large_threads": settings.num_threads,
         "as_content": settings.enable_serialization_as_tensor_content,
-        "has_log_answers": settings.request_log_answers,
         "strict_json": settings.rest_api_strict_json,
         "cors": {"listed": settings.cors_origins} if settings.cors_origins else cors,
         "bucket_limits_s": REQUEST.limits_s,
@@ -164,9 +163,7 @@ def edge_config(settings: Settings, max_connections: int) -> dict[str, Any]:
             "gzip_min_bytes": settings.rest_api_gzip_min_bytes,
             "max_bytes_in_flight": settings.bytes_in_flight,
             "max_connections": max_connections,
-            "max_head_bytes": settings.rest_api_max_head_bytes,
             "max_queued_requests": settings.max_queued_requests,
-            "max_long_calls": settings.max_long_calls,
             "max_queue": settings.max_queue_ms / 1e3,
             # The native core forwards at most twice as many requests as Python runs at a time, so that Python never has
             # to wait for its next request.

@@ -30,12 +30,11 @@ class DeltaRules:
     """The rules for the deltas of all versions: the journals' folder and limits; makes the VersionDeltas of a version.
 
     journal_folder: None: upserts are refused.
-    max_rows: of one upsert; max_file_bytes: of one delta; max_journal_bytes: of one version's journal.
+    max_file_bytes: of one delta; max_journal_bytes: of one version's journal.
     wake: called when an upsert is on disk.
     """
 
     journal_folder: Path | None
-    max_rows: int
     max_file_bytes: int
     max_journal_bytes: int
     wake: Callable[[], None]
@@ -45,7 +44,6 @@ class DeltaRules:
             target,
             overlay,
             journal=None if self.journal_folder is None else partial(self._journal, target, self.journal_folder),
-            max_rows=self.max_rows,
             max_bytes=self.max_file_bytes,
             wake=self.wake,
         )

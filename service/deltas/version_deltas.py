@@ -29,6 +29,9 @@ from service.versions.servable import Holder, Servable
 if TYPE_CHECKING:
     from service.remote.changes import TableChanges
 
+# Largest upsert, in rows.
+MAX_UPSERT_ROWS = 65_536
+
 
 class Sequences:
     """A set of the sequence numbers of deltas, which start at 1. Concurrency: one caller at a time.
@@ -78,7 +81,6 @@ def resolved_rows(
     keys: Mapping[str, TableKeys],
     table: str,
     upsert: Upsert,
-    max_rows: int,
 ) -> Array:
     """Checks an upsert, and returns the [N] int64 ids of the rows that it changes.
 
@@ -93,8 +95,8 @@ def resolved_rows(
     assert named is not None  # the parser of upserts refuses an upsert that has neither ids nor keys
     if len(named) != len(upsert.rows) or not len(named):
         raise InputMismatch(f'table "{table}": {len(named)} ids or keys for {len(upsert.rows)} rows.')
-    if len(named) > max_rows:
-        raise IdsTooMany(f'table "{table}": {len(named)} rows, the limit is {max_rows} per request.')
+    if len(named) > MAX_UPSERT_ROWS:
+        raise IdsTooMany(f'table "{table}": {len(named)} rows, the limit is {MAX_UPSERT_ROWS} per request.')
     if upsert.ids is not None:
         ids = upsert.ids
     else:
@@ -184,7 +186,7 @@ class VersionDeltas:
 
     Args:
       journal: makes the journal of upserts from a function that reports refused records; None: there is no journal.
-      max_rows: of one upsert; max_bytes: of one file.
+      max_bytes: of one file.
     """
 
     def __init__(
@@ -193,7 +195,6 @@ class VersionDeltas:
         overlay: Overlay,
         *,
         journal: Callable[[Callable[[DeltaFault, str], None]], Journal] | None,
-        max_rows: int,
         max_bytes: int,
         wake: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
@@ -204,7 +205,6 @@ class VersionDeltas:
         self._refusals = _Refusals(target)
         self._inbox = Inbox(target.artifact, max_bytes=max_bytes, refused=self._refusals)
         self._journal = journal(self._refusals) if journal is not None else None
-        self._max_rows = max_rows
         self._wake = wake
         self._clock = clock
         self._wall_clock = wall_clock
@@ -280,7 +280,7 @@ class VersionDeltas:
             )
         if target.copied and not upsert.is_forced:
             raise DeltaRefused(f"{_copied_text(target.copied)} Send force: true to change the lookups all the same.")
-        ids = resolved_rows(target.tables, target.keys, table, upsert, self._max_rows)
+        ids = resolved_rows(target.tables, target.keys, table, upsert)
 
         def make(sequence: int) -> tuple[Delta, bytes]:
             made_us = int(self._wall_clock() * 1e6)

@@ -101,7 +101,7 @@ def with_deltas(
     manifest = lookups.fitting(manifest)
     # The private maps, which have the changed rows, are not locked in memory, because that would copy them whole. Locks
     # on the version's own maps keep the shared pages in memory.
-    residency = replace(residency, lock="off", bytes_per_s=0.0)
+    residency = replace(residency, lock="off")
 
     def rebuilt(tables: Mapping[str, MappedTable]) -> Servable:
         residency.apply(artifact, tables)
@@ -453,7 +453,6 @@ def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | No
         return None
     return DeltaRules(
         journal_folder=_journal_folder(settings),
-        max_rows=settings.delta_max_rows,
         max_file_bytes=settings.delta_journal_max_mib << 18,
         max_journal_bytes=settings.delta_journal_max_mib << 20,
         wake=wake,
@@ -477,7 +476,6 @@ def residency_of(settings: Settings) -> Residency:
         pages = "huge" if settings.warm == "tables" else "normal"
     return Residency(
         is_prefaulted=settings.warm == "tables",
-        bytes_per_s=settings.warm_mib_per_s * 2**20,
         lock=settings.table_lock,
         advice=pages,
         is_warmed=settings.warm == "hot_rows",

@@ -71,11 +71,7 @@ def table_pages(settings: Settings, is_served: Callable[[str], bool]) -> TablePa
         reason = "--table_lock is set, and locked pages can not be read again; --table_pages=huge reads them before"
         logger.info("no huge pages", extra={"reason": reason})
         return None
-    huge_pages = HugePages(
-        is_whole=rule == "huge",
-        bytes_per_s=settings.warm_mib_per_s * 2**20,
-        available=available_bytes,
-    )
+    huge_pages = HugePages(is_whole=rule == "huge", available=available_bytes)
     return TablePages(huge_pages, rule == "huge", is_served)
 
 

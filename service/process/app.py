@@ -315,12 +315,7 @@ class App:
             tracing=self._tracing,
             on_damage=self._models.look_again,
             compare=diffs,
-            neighbor_limits=NeighborLimits(
-                settings.neighbors_max_k,
-                settings.neighbors_max_queries,
-                settings.neighbors_threads,
-                settings.neighbors_index_rows,
-            ),
+            neighbor_limits=NeighborLimits(settings.neighbors_threads, settings.neighbors_index_rows),
             indexing=indexing_of(settings.neighbors_index_dir, self._models.folder),
         )
         self._metrics.limit_bytes = settings.bytes_in_flight

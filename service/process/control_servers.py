@@ -22,6 +22,8 @@ from service.process.bound_ports import BoundPort
 
 # Most open connections of the admin port, of which each client address gets its share.
 MAX_ADMIN_CONNECTIONS = 100
+# Largest request line with headers on the admin port, in bytes.
+MAX_HEAD_BYTES = 64 << 10
 
 
 class AdminServer:
@@ -43,7 +45,7 @@ class AdminServer:
                 app,
                 drain_timeout_s=settings.drain_timeout_s,
                 http=partial(LimitedConnection, max_connections=MAX_ADMIN_CONNECTIONS),
-                h11_max_incomplete_event_size=settings.rest_api_max_head_bytes,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 ssl_context_factory=None if tls is None else lambda *_: tls.context(),
                 lifespan="off",
             )

@@ -82,26 +82,26 @@ class MemoryBound:
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+# Freed memory that malloc keeps for the next answers, in each arena.
+_KEPT_BYTES = 64 << 20
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 # Number of malloc's arenas, each of which keeps freed memory. Two are enough, because the interpreter's lock lets one
 # thread run at a time.
 _ARENAS = 2
 
 
-def keep_freed_memory(mib: int) -> bool:
-    """Lets malloc keep up to `mib` MiB of freed memory in each of two arenas, and not return it to the system.
-
-    Call before threads start. 0 changes nothing.
+def keep_freed_memory() -> bool:
+    """Lets malloc keep freed memory, and not return it to the system. Call before threads start.
 
     Returns:
       Whether malloc keeps the memory; False with another C library than glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if not mib or mallopt is None:
+    if mallopt is None:
         return False
     settings = {
-        _TRIM_THRESHOLD: mib << 20,
-        _MMAP_THRESHOLD: min(mib << 20, _LARGEST_MMAP_THRESHOLD),
+        _TRIM_THRESHOLD: _KEPT_BYTES,
+        _MMAP_THRESHOLD: _LARGEST_MMAP_THRESHOLD,
         _ARENA_MAX: _ARENAS,
     }
     return all([mallopt(name, value) == 1 for name, value in settings.items()])

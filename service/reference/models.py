@@ -179,7 +179,7 @@ FOLLOWED = frozenset(
         *("tensorflow_intra_op_parallelism", "tensorflow_inter_op_parallelism", "grpc_max_threads"),
         *("max_request_bytes", "max_response_bytes", "rest_api_strict_json", "rest_api_keep_alive_s"),
         *("grpc_channel_arguments", "enable_serialization_as_tensor_content", "shutdown_delay_s", "drain_timeout_s"),
-        *("log_level", "log_format", "data_plane", "keep_freed_mib"),
+        *("log_level", "log_format", "data_plane"),
     }
 )
 # Setting -> what it asks for, which the reference server does not do: the server would be less safe than asked for, or

@@ -22,6 +22,8 @@ from service.errors import DeadlineExceeded, IdOutOfRange, IdsTooMany, InputMism
 from service.search.neighbor_indexes import Indexing, LeaseVersion, NeighborIndexes
 from service.types import Array, TableInfo
 from service.versions.neighbors import (
+    MAX_K,
+    MAX_QUERIES,
     Named,
     Nearest,
     NeighborAnswer,
@@ -51,7 +53,6 @@ def find_neighbors(
     servable: Servable,
     table: SearchedTable,
     query: NeighborQuery,
-    limits: NeighborLimits,
     index: RowIndex | None,
     *,
     seconds: float,
@@ -70,9 +71,9 @@ def find_neighbors(
     keys = servable.keys.get(info.name, _NoKeys(info.name))
     labels = servable.labels_of(info.name)
     if query.labels is not None:
-        query = replace(query, labels=None, rows=Named(_rows_labelled(info.name, query.labels, labels, limits.queries)))
-    _check_size("k", query.k, limits.k)
-    queries, own = _vectors(table, query, keys, limits.queries)
+        query = replace(query, labels=None, rows=Named(_rows_labelled(info.name, query.labels, labels)))
+    _check_size("k", query.k, MAX_K)
+    queries, own = _vectors(table, query, keys)
     for named in (query.allowed, query.denied):
         _check_size("filter", named.size, MAX_FILTER_IDS, least=0)
     allowed = _row_numbers(info, query.allowed, query.feature, keys) if query.allowed.is_given else None
@@ -93,8 +94,8 @@ def find_neighbors(
     return NeighborAnswer(*found, names, servable.version, scanned, recall, shown)
 
 
-def _rows_labelled(table: str, wanted: Sequence[str], labels: RowLabels, most: int) -> Array:
-    _check_size("queries", len(wanted), most)
+def _rows_labelled(table: str, wanted: Sequence[str], labels: RowLabels) -> Array:
+    _check_size("queries", len(wanted), MAX_QUERIES)
     rows = []
     for label in wanted:
         if (row := labels.row_of(label)) is None:
@@ -128,13 +129,13 @@ def _nearest_by_index(table: SearchedTable, search: RowSearch, index: RowIndex) 
     return Nearest(np.concatenate([one.ids for one in parts]), np.concatenate([one.scores for one in parts])), scanned
 
 
-def _vectors(table: SearchedTable, query: NeighborQuery, keys: TableKeys, max_queries: int) -> tuple[Array, Array]:
+def _vectors(table: SearchedTable, query: NeighborQuery, keys: TableKeys) -> tuple[Array, Array]:
     """Returns the queries, [Q, D] float32, and the row that each query leaves out of its answer, [Q]; -1: none."""
     info = table.info
     if (query.vectors is None) == (not query.rows.is_given):
         raise InputMismatch('A search has one of "ids", "keys", "vectors" and "labels".')
     if query.vectors is None:
-        _check_size("queries", query.rows.size, max_queries)
+        _check_size("queries", query.rows.size, MAX_QUERIES)
         ids = _ids(query.rows, query.feature, keys)
         rows = table.rows(ids)
         return rows, np.full_like(ids, -1) if query.include_self else ids
@@ -144,7 +145,7 @@ def _vectors(table: SearchedTable, query: NeighborQuery, keys: TableKeys, max_qu
             f'input "vectors": shape {list(vectors.shape)}, a row of table "{info.name}" has {info.embedding_dim} '
             "numbers: send one list of as many numbers for each query."
         )
-    _check_size("queries", vectors.shape[0], max_queries)
+    _check_size("queries", vectors.shape[0], MAX_QUERIES)
     if not np.isfinite(vectors).all():
         raise InputMismatch('input "vectors": a number is NaN or infinite.')
     return np.ascontiguousarray(vectors, np.float32), np.full(vectors.shape[0], -1, np.int64)
@@ -190,7 +191,7 @@ class Searches:
         self, limits: NeighborLimits, clock: Callable[[], float], lease: LeaseVersion, indexing: Indexing | None
     ) -> None:
         self.indexes = NeighborIndexes(indexing, lease, limits.index_rows)
-        self._limits = limits
+        self._threads = limits.threads
         self._clock = clock
         self._pool = ThreadPoolExecutor(limits.threads, thread_name_prefix="neighbors")
         # One entry for each running search: the length of the deque is the number of searches, and needs no lock.
@@ -225,7 +226,7 @@ class Searches:
         self._running.append(None)
         try:
             # A search that runs alone gets all threads of the pool; searches that run at the same time share them.
-            threads = max(self._limits.threads // len(self._running), 1)
+            threads = max(self._threads // len(self._running), 1)
             may_use_index = not (query.exact or query.allowed.is_given or query.k > MAX_INDEXED_K)
             index = self.indexes.of(servable, table, query.metric) if may_use_index else None
             is_built = index is not None
@@ -233,7 +234,7 @@ class Searches:
                 index = self.indexes.of_vectors(servable, table, query.metric, index, query.vectors)
             # The rows that a filter leaves out may be the nearest ones, so that as many more rows must be found.
             index = None if index is None else index.widened(query.k + query.denied.size)
-            found = find_neighbors(servable, table, query, self._limits, index, seconds=seconds, threads=threads)
+            found = find_neighbors(servable, table, query, index, seconds=seconds, threads=threads)
         finally:
             self._running.pop()
         if may_use_index and not is_built:

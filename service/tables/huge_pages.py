@@ -166,7 +166,6 @@ class HugePages:
       is_whole: chunks that are not in memory are read too, however slow the disk is and however little memory there is.
         Else they are read when a request looks them up, and nothing is done if the files do not fit into memory or the
         disk is slow.
-      bytes_per_s: highest rate of reading; 0: no limit.
       available: returns the bytes of memory that this process may still use; None: not known.
       page_table: opens the page table, which tells which pages are huge; raises OSError.
     """
@@ -175,14 +174,12 @@ class HugePages:
         self,
         *,
         is_whole: bool,
-        bytes_per_s: float = 0.0,
         available: Callable[[], int | None] = lambda: None,
         page_table: Callable[[], PageTable] = PageTable,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._is_whole = is_whole
-        self._bytes_per_s = bytes_per_s
         self._available = available
         self._page_table = page_table
         self._clock = clock
@@ -323,8 +320,7 @@ class HugePages:
 
     def _hold_back(self, work: _Work) -> None:
         now_s = self._clock()
-        ahead_s = work.read_bytes / self._bytes_per_s - (now_s - work.started_s) if self._bytes_per_s else 0.0
-        self._sleep(max(ahead_s, _BREAK_S))
+        self._sleep(_BREAK_S)
         if now_s - work.told_s >= _PROGRESS_S:
             work.told_s = now_s
             self._tell("making huge pages", work, "")

@@ -46,14 +46,13 @@ _PROGRESS_S = 5.0
 class Residency:
     """The settings by which tables' memory pages are prepared before a version answers; by default nothing is done.
 
-    is_prefaulted: every page is read. bytes_per_s: the highest rate of these reads; 0: no limit.
+    is_prefaulted: every page is read.
     lock: pages may not leave memory; "require" fails the load where the system does not allow it.
     advice: "random" turns reading ahead off, "huge" asks for huge pages where the kernel has them for files.
     is_warmed: the rows that the training's statistics name as hot are read.
     """
 
     is_prefaulted: bool = False
-    bytes_per_s: float = 0.0
     lock: LockRule = "off"
     advice: PageAdvice = "normal"
     is_warmed: bool = False
@@ -65,7 +64,6 @@ class Residency:
         hot: Mapping[str, Array] = MappingProxyType({}),
         *,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Reads, locks or advises the kernel on the memory pages of tables, as the settings say. Blocks; any thread.
 
@@ -77,7 +75,7 @@ class Residency:
             if self.advice == "huge":
                 _advise(name, address, nbytes, self.advice)
             if self.is_prefaulted:
-                self._prefault(name, address, nbytes, clock, sleep)
+                self._prefault(name, address, nbytes, clock)
             # The advice "random" comes only after prefaulting, because it turns the kernel's read-ahead off: with
             # read-ahead, prefaulting 314 MB took 0.3 s, and without it a minute.
             if self.advice == "random":
@@ -89,18 +87,12 @@ class Residency:
         if hot:
             _warm(hot.items(), tables, artifact)
 
-    def _prefault(
-        self, name: str, address: int, nbytes: int, clock: Callable[[], float], sleep: Callable[[float], None]
-    ) -> None:
+    def _prefault(self, name: str, address: int, nbytes: int, clock: Callable[[], float]) -> None:
         started_s = told_s = clock()
         for begin in range(0, nbytes, _CHUNK_BYTES):
             size = min(_CHUNK_BYTES, nbytes - begin)
             _read_pages(address + begin, size)
             done, now_s = begin + size, clock()
-            ahead_s = done / self.bytes_per_s - (now_s - started_s) if self.bytes_per_s else 0.0
-            if ahead_s > 0:
-                sleep(ahead_s)
-                now_s = clock()
             if now_s - told_s >= _PROGRESS_S or done == nbytes:
                 told_s = now_s
                 extra = {"table": name, "bytes": done, "of": nbytes, "seconds": round(now_s - started_s, 3)}

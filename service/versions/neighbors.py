@@ -16,18 +16,20 @@ Metric = Literal["dot", "cosine", "l2"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 DEFAULT_K = 10
 DEFAULT_METRIC: Metric = "dot"
+# Most neighbours that a search may ask for, for each query.
+MAX_K = 1000
+# Most queries of a search.
+MAX_QUERIES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class NeighborLimits:
     """The limits that a server puts on searches for nearest rows.
 
-    k: most neighbours of a query. queries: most queries of a request. threads: searches that run at a time, and most
-    threads of one search. index_rows: tables of at least this many rows get an index; 0: no table does.
+    threads: searches that run at a time, and most threads of one search. index_rows: tables of at least this many rows
+    get an index; 0: no table does.
     """
 
-    k: int = 1000
-    queries: int = 256
     threads: int = 1
     index_rows: int = 100_000
 

@@ -230,11 +230,11 @@ def test_a_journal_that_can_not_be_written_refuses_upserts_alone(serve: Serve, t
 
 
 def test_what_does_not_fit_is_told_in_words(serve: Serve, tmp_path: Path) -> None:
-    server = serve(admin_port="auto", delta_journal_dir=tmp_path / "journal", delta_max_rows=3).ready()
+    server = serve(admin_port="auto", delta_journal_dir=tmp_path / "journal").ready()
     for table, ids, rows, status, text in (
         ("user", [7], [[1, 2]], 400, "table 'user': id 7 at position 0 is out of range, it has ids 0 to 4."),
         ("user", [1], [[1, 2, 3]], 400, "table 'user': rows of 3 numbers, it has 2."),
-        ("user", [0, 1, 2, 3], [[1, 2]] * 4, 400, 'table "user": 4 rows, the limit is 3 per request.'),
+        ("user", [0] * 65_537, [[1, 2]] * 65_537, 400, 'table "user": 65537 rows, the limit is 65536 per request.'),
         ("users", [1], [[1, 2]], 404, 'There is no table "users". Tables: tag, user.'),
         ("user", [1], [[1], [2, 3]], 400, "rows"),
     ):

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from service.versions.neighbors import MAX_K, MAX_QUERIES
 from tests.integration.h2_client import PREDICT, H2Client, framed
 from tests.integration.process import ServerProcess
 from tests.integration.raw_http import BODY, LOOKUP, answer, connect, post, status
 from tests.toy_model import write_toy_model
 
 CLOSE = b"connection: close"
-HEAD_BYTES, URL_BYTES, REQUEST_BYTES, MAX_K, MAX_QUERIES = 16 << 10, 8 << 10, 2 << 20, 5, 3
+HEAD_BYTES, URL_BYTES, REQUEST_BYTES = 64 << 10, 8 << 10, 2 << 20
 HEADERS, HEADER_LIST_BYTES, KEYS, LISTS, DEPTH = 100, 64 << 10, 1 << 18, 1 << 19, 64
 STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
 ROWS = b"POST /v1/models/default/tables/user:rows HTTP/1.1\r\nhost: x\r\n"
@@ -26,14 +27,11 @@ INFER = b"POST /v2/models/default/infer HTTP/1.1\r\nhost: x\r\n"
 
 @pytest.fixture(scope="module")
 def server(toy_model: Path) -> Iterator[ServerProcess]:
-    """Starts a server of the toy model with small limits."""
+    """Starts a server of the toy model with a small limit on requests."""
     settings: dict[str, object] = {
         "model_base_path": toy_model,
         "graph_signatures": "off",
-        "rest_api_max_head_bytes": HEAD_BYTES,
         "max_request_bytes": REQUEST_BYTES,
-        "neighbors_max_k": MAX_K,
-        "neighbors_max_queries": MAX_QUERIES,
     }
     with ServerProcess(**settings) as server:
         yield server.ready()

@@ -20,9 +20,7 @@ BUILD_SECONDS = "embedding_server_neighbor_index_build_seconds"
 
 @pytest.fixture(scope="module")
 def server(toy_model: Path) -> Iterator[ServerProcess]:
-    """Serves the toy model with at most 5 nearest rows a search."""
-    settings = {"model_base_path": toy_model, "graph_signatures": "off", "neighbors_max_k": 5}
-    with ServerProcess(model_name="toy", **settings) as process:
+    with ServerProcess(model_name="toy", model_base_path=toy_model, graph_signatures="off") as process:
         yield process.answering()
 
 
@@ -31,8 +29,8 @@ def test_http(server: ServerProcess) -> None:
     response = server.http.post(PATH, json={"keys": ["blue"], "k": 2, "metric": "l2", "filter": {"exclude_ids": [2]}})
     assert (response.status_code, response.headers["x-model-version"]) == (200, "1")
     assert response.json() == {"ids": [[1, 0]], "keys": [["red", None]], "scores": [[68.0, 90.0]]}
-    response = server.http.post(PATH, json={"ids": [1], "k": 6})
-    assert (response.status_code, response.json()) == (400, {"error": '"k" is 6, the limit is 5 per request.'})
+    response = server.http.post(PATH, json={"ids": [1], "k": 1001})
+    assert (response.status_code, response.json()) == (400, {"error": '"k" is 1001, the limit is 1000 per request.'})
 
 
 def test_grpc_with_the_client_of_predict(server: ServerProcess) -> None:

@@ -55,8 +55,6 @@ pub struct Config {
     pub access: Option<Access>,
     /// Sampling rates, which decide for how many requests a trace is recorded; None if tracing is off.
     pub tracing: Option<Tracing>,
-    /// Whether the records of request logs have answers too.
-    pub has_log_answers: bool,
     /// Secret text that proves to the control server that the core wrote the headers of
     /// [`super::shared::OWN_HEADERS`].
     pub seal: String,
@@ -94,7 +92,6 @@ impl Default for Config {
             limits: Limits::default(),
             access: None,
             tracing: None,
-            has_log_answers: true,
             seal: String::new(),
             as_content: false,
             strict_json: false,

@@ -129,7 +129,6 @@ impl Server {
         let shared = Arc::new(Shared {
             access: ArcSwapOption::from_pointee(config.access),
             tracing: config.tracing,
-            has_log_answers: config.has_log_answers,
             records: Arc::default(),
             seal: config.seal,
             as_content: config.as_content,

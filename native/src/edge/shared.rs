@@ -29,7 +29,7 @@ use crate::admission::gate::Gates;
 use crate::admission::large::{LazyPool, Pool};
 use crate::admission::limits::{LARGE_HEAD_BYTES, Limits};
 use crate::admission::long_calls::LongCalls;
-use crate::forms::{Answered, Call, LogTerms, TensorEncoding};
+use crate::forms::{Answered, Call, TensorEncoding};
 use crate::forward::{GrpcUpstream, HttpUpstream};
 use crate::plan::faults::{self, BoxedFault};
 use crate::plan::{Declined, Effort, Grant, GraphLimit, Routes};
@@ -57,8 +57,6 @@ pub struct Shared {
     pub access: ArcSwapOption<Access>,
     /// Sampling rates, which decide for how many requests a trace is recorded; None if tracing is off.
     pub tracing: Option<Tracing>,
-    /// Whether the records of request logs have answers too.
-    pub has_log_answers: bool,
     /// The records of sampled requests, which Python takes.
     pub records: Arc<Records>,
     /// Secret text that proves to the control server that the core wrote the headers of [`OWN_HEADERS`].
@@ -274,7 +272,7 @@ impl Shared {
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
     ) -> Outcome {
         let started = Instant::now();
-        let log = LogTerms { draw: fastrand::f64(), has_answers: self.has_log_answers };
+        let drawn = fastrand::f64();
         let call = Call {
             routes,
             effort,
@@ -282,7 +280,7 @@ impl Shared {
             encoding: terms.encoding,
             strict_json: self.strict_json,
             grant: terms.grant.as_deref(),
-            log: (log.draw < routes.most_logged()).then_some(log),
+            log: (drawn < routes.most_logged()).then_some(drawn),
         };
         // A panic leaves no servable half-changed: a handler only reads a servable, and changes only its counters and
         // caches.

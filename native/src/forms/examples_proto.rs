@@ -14,7 +14,7 @@ use super::built_size::{check_num_messages, check_num_strings};
 use super::examples::{Method, Run, Task, record, response, write_input};
 use super::model_spec::{ModelSpec, write_spec};
 use super::protobuf::{Fields, Value, map_entry, read_varint, set_once, text, write_delimited};
-use super::record::{drawn, log_record};
+use super::record::{is_drawn, log_record};
 use super::usual::{EXAMPLES_REQUEST, MULTI_INFERENCE_REQUEST, answer_usual};
 use super::{Answered, Call};
 use crate::plan::faults::{self, Asked, BoxedFault};
@@ -167,10 +167,8 @@ fn multi(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
         write_delimited(&mut one, result.field(), &message);
         write_delimited(&mut body, 1, &one);
     }
-    let record = drawn(call, servable).map(|terms| {
-        let request = logged_request(servable, &tasks, &examples);
-        log_record(MULTI_INFERENCE_LOG, &request, terms.has_answers.then_some(&*body))
-    });
+    let record = is_drawn(call, servable)
+        .then(|| log_record(MULTI_INFERENCE_LOG, &logged_request(servable, &tasks, &examples), &body));
     Ok(run.answered(tasks[0].signature, body.into(), record))
 }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 pub use examples::Method as InferenceMethod;
-pub use record::{LogRecord, LogTerms};
+pub use record::LogRecord;
 
 pub use crate::plan::Version;
 use crate::plan::faults::{self, BoxedFault, Names};
@@ -95,8 +95,9 @@ pub struct Call<'a> {
     pub strict_json: bool,
     /// The models that the caller of the request may run; None: all models.
     pub grant: Option<&'a Grant>,
-    /// How the request is logged if it is drawn for the log of its model; None if no request is logged.
-    pub log: Option<LogTerms>,
+    /// A random number from 0 to below 1: the request is logged if it is below its model's log rate. None if no request is
+    /// logged.
+    pub log: Option<f64>,
 }
 
 impl<'a> Call<'a> {

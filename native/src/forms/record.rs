@@ -18,15 +18,6 @@ use crate::plan::{Declined, Inputs, Servable, Work};
 /// Field number of `PredictionLog.predict_log`.
 const PREDICT_LOG: u32 = 6;
 
-/// How a server logs requests; see [`super::Call`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LogTerms {
-    /// A random number from 0 to below 1: the request is logged if this number is below its model's log rate.
-    pub draw: f64,
-    /// Whether records have answers too.
-    pub has_answers: bool,
-}
-
 /// The record of an answered request: a serialized `PredictionLog` that lacks its `log_metadata`.
 #[derive(Debug)]
 pub struct LogRecord(pub Vec<u8>);
@@ -35,7 +26,6 @@ pub struct LogRecord(pub Vec<u8>);
 pub struct Recording {
     /// The serialized `PredictRequest`.
     request: Vec<u8>,
-    has_answers: bool,
 }
 
 impl Recording {
@@ -49,8 +39,7 @@ impl Recording {
         inputs: &Inputs<'_>,
         wanted: &[usize],
     ) -> Option<Self> {
-        let terms = drawn(call, servable)?;
-        let plan = servable.signatures().get(signature)?;
+        let plan = servable.signatures().get(signature).filter(|_| is_drawn(call, servable))?;
         let mut request = Vec::new();
         write_spec(&mut request, 1, servable, plan);
         for (index, tensor) in inputs.iter() {
@@ -64,7 +53,7 @@ impl Recording {
         for output in wanted.iter().filter_map(|&index| plan.outputs.get(index)) {
             write_delimited(&mut request, 3, output.name.as_bytes());
         }
-        Some(Recording { request, has_answers: terms.has_answers })
+        Some(Recording { request })
     }
 
     /// Returns the record of the request and its answer.
@@ -72,9 +61,8 @@ impl Recording {
     /// # Errors
     /// As [`Work::append`], which this calls again for each output.
     fn end(self, work: &mut Work<'_, '_>, servable: &Servable, signature: usize) -> Result<Box<LogRecord>, Declined> {
-        let plan = servable.signatures().get(signature).filter(|_| self.has_answers);
-        let response = plan.map(|plan| write_response(work, servable, plan, false)).transpose()?;
-        Ok(log_record(PREDICT_LOG, &self.request, response.as_deref()))
+        let response = write_response(work, servable, &servable.signatures()[signature], false)?;
+        Ok(log_record(PREDICT_LOG, &self.request, &response))
     }
 }
 
@@ -98,23 +86,19 @@ impl Answered {
     }
 }
 
-/// Returns how a request is logged; None if it is not drawn for the log of its model.
+/// Says whether a request is drawn for the log of its model.
 #[must_use]
-pub fn drawn(call: &Call<'_>, servable: &Servable) -> Option<LogTerms> {
-    call.log.filter(|terms| terms.draw < call.log_rate(servable.model()))
+pub fn is_drawn(call: &Call<'_>, servable: &Servable) -> bool {
+    call.log.is_some_and(|draw| draw < call.log_rate(servable.model()))
 }
 
 /// Returns the record of a request; `field` is the number in `PredictionLog` of the log of its method.
 #[must_use]
-pub fn log_record(field: u32, request: &[u8], response: Option<&[u8]>) -> Box<LogRecord> {
-    let sizes = [(1, Some(request)), (2, response)];
-    let size = sizes.iter().filter_map(|(field, part)| Some(delimited_len(*field, part.as_ref()?.len()))).sum();
+pub fn log_record(field: u32, request: &[u8], response: &[u8]) -> Box<LogRecord> {
+    let size = delimited_len(1, request.len()) + delimited_len(2, response.len());
     let mut record = Vec::with_capacity(delimited_len(field, size));
     write_delimited_header(&mut record, field, size);
-    for (field, part) in sizes {
-        if let Some(part) = part {
-            write_delimited(&mut record, field, part);
-        }
-    }
+    write_delimited(&mut record, 1, request);
+    write_delimited(&mut record, 2, response);
     Box::new(LogRecord(record))
 }

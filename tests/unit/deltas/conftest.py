@@ -31,7 +31,7 @@ class Served:
 
     def __post_init__(self) -> None:
         self.engine = Engine(self.registry, RecordingObserver(), lambda: 0.0)
-        rules = DeltaRules(self.journal, 100, 1 << 20, 1 << 20, self.look)
+        rules = DeltaRules(self.journal, 1 << 20, 1 << 20, self.look)
         self.registry.add_model("toy")
         self.registry.start("toy", 1)
         load = ServableLoader(frozenset({"serve"}), "off", compile_native, deltas=rules)

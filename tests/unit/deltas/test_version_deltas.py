@@ -185,7 +185,7 @@ KEYS = np.array([b"red", b"pink"], object)
             InputMismatch,
             "row 3 holds NaN, infinity or a number beyond float32",
         ),
-        ("user", Upsert(np.ones((101, 2), np.float32), ids=np.arange(101)), IdsTooMany, "the limit is 100"),
+        ("user", Upsert(np.ones((65_537, 2), np.float32), ids=np.zeros(65_537, np.int64)), IdsTooMany, "65536"),
         ("user", Upsert(np.ones((2, 2), np.float32), keys=KEYS), InputMismatch, "no vocabulary"),
         ("tag", Upsert(np.ones((2, 3), np.float32), keys=KEYS), IdOutOfRange, "key 'pink' at position 1"),
         ("tag", Upsert(np.ones((2, 3), np.float32), keys=KEYS, feature="x"), InputMismatch, 'no feature "x"'),

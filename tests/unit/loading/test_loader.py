@@ -277,7 +277,7 @@ def test_lookups_that_deltas_change_are_shown_with_these_only(
     tmp_path: Path, toy_model: Path, opened: list[object]
 ) -> None:
     folder = Path(shutil.copytree(toy_model / "1", tmp_path / "1"))
-    rules = DeltaRules(tmp_path / "journal", 10, 1 << 20, 1 << 20, lambda: None)
+    rules = DeltaRules(tmp_path / "journal", 1 << 20, 1 << 20, lambda: None)
     assert len(shown(folder, deltas=rules)[1]) == 1
     journal = journal_path(tmp_path / "journal", "toy", 1, fingerprint_of(folder))
     journal.parent.mkdir(parents=True)
@@ -294,9 +294,9 @@ def test_lookups_that_deltas_change_are_shown_with_these_only(
 
 
 def test_every_setting_has_its_effect() -> None:
-    flags = ["--warm=tables", "--warm_mib_per_s=1.5", "--table_lock=try", "--table_pages=random"]
+    flags = ["--warm=tables", "--table_lock=try", "--table_pages=random"]
     assert residency_of(read_settings(["--model_base_path=/m", *flags])) == Residency(
-        is_prefaulted=True, bytes_per_s=1_572_864.0, lock="try", advice="random"
+        is_prefaulted=True, lock="try", advice="random"
     )
     assert residency_of(read_settings(["--model_base_path=/m"])) == Residency()
     assert residency_of(read_settings(["--model_base_path=/m", "--warm=hot_rows"])) == Residency(is_warmed=True)
@@ -324,7 +324,7 @@ CHANGE = Upsert(np.ones((1, 2), np.float32), ids=np.array([0]))
 
 def rules(journal: Path | None, wake: Callable[[], None]) -> DeltaRules:
     """Returns DeltaRules with small limits."""
-    return DeltaRules(journal, 100, 1 << 20, 1 << 20, wake)
+    return DeltaRules(journal, 1 << 20, 1 << 20, wake)
 
 
 def test_a_signature_with_a_copy_of_its_own_refuses_deltas_unless_forced(

@@ -120,12 +120,11 @@ def test_a_search_is_counted_with_its_rows(toy_engine: Engine, observer: Recordi
     assert [one["rows"] for one in observer.finished_requests] == [2, 1]
 
 
-def test_limits_are_those_that_were_given(toy_model: Path, observer: RecordingObserver) -> None:
-    engine = Engine(serving(toy_model), observer, neighbor_limits=NeighborLimits(k=2, queries=1))
-    assert find(engine, query(1, k=2)).ids.shape == (1, 2)
-    for asked, text in ((query(1, k=3), '"k" is 3, the limit is 2'), (query(1, 2, k=1), '"queries" is 2, the limit')):
+def test_a_search_has_limits(toy_engine: Engine) -> None:
+    many = query(*[1] * 257, k=1)
+    for asked, text in ((query(1, k=1001), '"k" is 1001, the limit is 1000'), (many, '"queries" is 257, the limit is')):
         with pytest.raises(IdsTooMany, match=text):
-            find(engine, asked)
+            find(toy_engine, asked)
 
 
 def test_the_width_of_an_answer_is_bounded_by_the_table(toy_engine: Engine) -> None:
