@@ -303,7 +303,8 @@ def _check_rank(path: str, type_spec: Any) -> None:
         is_fit = shape.rank == 1 or (shape.rank == 2 and shape[1] == 1)
     if not is_fit:
         raise ExportError(
-            f"input {path!r} is {type_spec}; a lookup takes one id per row ([B] or [B, 1]), or ragged or sparse rows"
+            f"input {path!r} is {type_spec}; export takes one id per row ([B] or [B, 1]), or ragged or sparse rows. A "
+            "model with other inputs can be adopted: model.save(DIR), then model-export adopt DIR"
         )
 
 

@@ -73,12 +73,13 @@ def described(
         _check_vocabulary(name, manifest)
         _check_inputs(spec, entry, name, manifest)
         feature = manifest.features[name]
-        # An id that its weight leaves out is not looked up, so it may be any.
-        leaves_out = lookup.weights is not None and lookup.on_nonpositive_weight == "drop"
+        # An id that is not looked up may be any: one that its weight leaves out, or one beyond the end of a cut row.
+        is_dropped = lookup.weights is not None and lookup.on_nonpositive_weight == "drop"
+        is_cut = lookup.max_sequence_length is not None or lookup.on_too_many_ids == "truncate"
         described_input = replace(
             inputs[lookup.ids],
             vocabulary_size=manifest.tables[feature.table].vocabulary_size,
-            bounds="none" if leaves_out else _BOUNDS.get(lookup.on_bad_id, "none"),
+            bounds="none" if is_dropped or is_cut else _BOUNDS.get(lookup.on_bad_id, "none"),
             vocabulary=vocabularies.get(name),
         )
         if (other := readers.setdefault(lookup.ids, name)) != name:

@@ -3,6 +3,7 @@
 //!
 //! The first line of a text is cut as in `service/graph/savedmodel.py`.
 
+use super::declined::Declined;
 use super::faults::{self, BoxedFault, Code, Fault};
 use super::inputs::{DataType, Inputs, Tensor};
 use super::numbers::integers;
@@ -28,6 +29,16 @@ pub fn graph_refusal(signature: &Signature, inputs: &Inputs<'_>, code: u32, mess
     let told = [text.to_owned(), shape_faults(signature, inputs), bad_id, row_counts(signature, inputs)];
     let told: Vec<&str> = told.iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
     Fault::new(Code::InvalidArgument, told.join("; "))
+}
+
+/// Adds to the refusal of a lookup beside a graph the input that may be the reason, as for a graph that runs whole.
+#[must_use]
+pub fn lookup_refusal(signature: &Signature, inputs: &Inputs<'_>, declined: Declined) -> Declined {
+    let Declined::Fault(mut fault) = declined else { return declined };
+    if let Some(told) = bad_id(signature, inputs, &fault.text) {
+        fault.text = format!("{}; {told}", fault.text);
+    }
+    fault.into()
 }
 
 /// Returns the first line of a TensorFlow error text, without the names of functions around the failed node.

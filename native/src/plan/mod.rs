@@ -43,7 +43,7 @@ pub use features::{Features, unknown_keys_of};
 pub use grant::Grant;
 pub use graph_limit::{GraphLimit, GraphPermit};
 pub use graph_output::{GraphOutput, OutputData};
-pub use graph_refusal::graph_refusal;
+pub use graph_refusal::{graph_refusal, lookup_refusal};
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use memory::has_room;
 pub use notes::{Instead, Notes};

@@ -13,7 +13,7 @@ use super::tensor::{AlignedBuffer, Tensor};
 use crate::plan::faults::{self, BoxedFault};
 use crate::plan::{
     self, Data, DataType, Declined, Dims, Effort, Features, GraphOutput, GraphRequest, GraphResult, Inputs, OutputData,
-    Signature, graph_refusal,
+    Signature, graph_refusal, lookup_refusal,
 };
 use crate::tables::table::Ints;
 
@@ -226,10 +226,11 @@ impl plan::Graph for Tower {
         let (callable, of_callable) = self.callable(feeding, is_apart, sorted)?;
         let mut fed_inputs = Vec::with_capacity(feeding.inputs.len());
         self.feed_inputs(&mut fed_inputs, &feeding.inputs, signature, inputs)?;
-        features.read_remote(effort)?;
+        let refusal = |declined| lookup_refusal(signature, inputs, declined);
+        features.read_remote(effort).map_err(refusal)?;
         let mut feeds = Vec::with_capacity(shapes.len() + carried.len() + fed_inputs.len());
         for (fed, dims) in feeding.rows.iter().zip(&shapes) {
-            feeds.push(self.rows_tensor(&features, fed, dims)?);
+            feeds.push(self.rows_tensor(&features, fed, dims).map_err(refusal)?);
         }
         feeds.extend(carried);
         feeds.extend(fed_inputs);

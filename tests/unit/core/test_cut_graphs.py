@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[str, dict[str, Array], str]] = {
     "an id of the request without a row": (
         "joined",
         {"a": np.array([3, 7]), "b": np.array([1, 1])},
-        "indices[1] = 7 is not in [0, 5)",
+        r"indices[1] = 7 is not in [0, 5); input \"a\": has 7 at position 1.",
     ),
     "a computed id without a row": ("parsed", {"a": strings(["3", "7"], ["-1", "4"])}, "indices[0,1] = 7 is not in"),
     "a key that is no number": (

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from service.artifact import signature_rules
-from service.artifact.manifest import Manifest, SignatureEntry, WeightPolicy
+from service.artifact.manifest import Manifest, SignatureEntry
 from service.artifact.signature_def import read_signatures
 from service.errors import ArtifactError
 from service.tables.backend import open_lookups
@@ -215,11 +215,21 @@ def test_bounds_follow_the_policy(tmp_path: Path, policy: str, bounds: str) -> N
     assert predict.inputs["user"].bounds == bounds
 
 
-@pytest.mark.parametrize(("policy", "bounds"), [("keep", "both"), ("drop", "none")])
-def test_ids_that_their_weights_leave_out_are_not_checked(toy_model: Path, policy: WeightPolicy, bounds: str) -> None:
+@pytest.mark.parametrize(
+    ("fields", "bounds"),
+    [
+        ({"on_nonpositive_weight": "keep"}, "both"),
+        ({"on_nonpositive_weight": "drop"}, "none"),
+        ({"max_sequence_length": 2}, "none"),
+        ({"max_ids_per_row": 2, "on_too_many_ids": "truncate"}, "none"),
+        ({"max_ids_per_row": 2, "on_too_many_ids": "error"}, "both"),
+    ],
+)
+def test_ids_that_are_not_looked_up_are_not_checked(toy_model: Path, fields: dict[str, Any], bounds: str) -> None:
     folder = toy_model / "1"
     spec, manifest = read_signatures(folder / "saved_model.pb")["lookup"], manifest_of(folder)
-    tags = replace(manifest.signatures["lookup"].features["tags"], output=None, on_nonpositive_weight=policy)
+    tags = manifest.signatures["lookup"].features["tags"]
+    tags = replace(tags, output=None, **{"on_nonpositive_weight": "keep"} | fields)
     predict = signature_rules.described(spec, SignatureEntry("predict", {"tags": tags}), manifest, {})
     assert predict.inputs["tags__values"].bounds == bounds
 

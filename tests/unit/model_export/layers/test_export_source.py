@@ -269,7 +269,7 @@ def test_what_can_not_be_served_is_refused(tmp_path: Path) -> None:
 def test_ids_of_several_columns_are_refused() -> None:
     inputs = tf.keras.Input((3,), dtype=tf.int32)
     layer = TPUEmbedding(embedding.FeatureConfig(table=embedding.TableConfig(4, 2, name="t")), None)
-    with pytest.raises(ExportError, match=r"a lookup takes one id per row \(\[B\] or \[B, 1\]\)"):
+    with pytest.raises(ExportError, match=r"export takes one id per row \(\[B\] or \[B, 1\]\)"):
         LayerSource(tf.keras.Model(inputs, layer(inputs)))
 
 
