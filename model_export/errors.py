@@ -10,6 +10,10 @@ class ExportError(Exception):
     """Error that ends an export, an import or another command; the command line prints the message."""
 
 
+# What to do with a Keras model that `export` can not describe.
+ADOPT_IT = "a model that export can not describe can be adopted: model.save(DIR), then model-export adopt DIR"
+
+
 def why(error: Exception) -> str:
     """Returns an error's text, without the number and the path that an OSError's own text has."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from model_export.errors import ExportError
+from model_export.errors import ADOPT_IT, ExportError
 from model_export.graphs.combining import Compile
 from model_export.graphs.lookup_graph import build_lookup, vocabulary_tables
 from model_export.graphs.reduced_graph import ReducedVariables
@@ -303,8 +303,8 @@ def _check_rank(path: str, type_spec: Any) -> None:
         is_fit = shape.rank == 1 or (shape.rank == 2 and shape[1] == 1)
     if not is_fit:
         raise ExportError(
-            f"input {path!r} is {type_spec}; export takes one id per row ([B] or [B, 1]), or ragged or sparse rows. A "
-            "model with other inputs can be adopted: model.save(DIR), then model-export adopt DIR"
+            f"input {path!r} is {type_spec}; a lookup takes one id per row ([B] or [B, 1]), or ragged or sparse rows; "
+            f"{ADOPT_IT}"
         )
 
 

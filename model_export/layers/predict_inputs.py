@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model_export.errors import ExportError
+from model_export.errors import ADOPT_IT, ExportError
 from model_export.graphs.lookup_graph import rows_of_keys, with_default_weights
 from model_export.graphs.source import EXAMPLES_INPUT, id_dtype, predict_entry
 from model_export.layers.model_inputs import InputLeaf, ModelInputs, is_functional
@@ -134,7 +134,7 @@ class PredictInputs:
         if leaf.kind != "dense":
             raise ExportError(
                 f"input {leaf.path!r} of the model is {leaf.kind} and feeds no feature; say which with feature_inputs "
-                "or weight_inputs"
+                f"or weight_inputs; {ADOPT_IT}"
             )
         return [tf.TensorSpec(leaf.type_spec.shape, leaf.type_spec.dtype, input_name(leaf.path))]
 

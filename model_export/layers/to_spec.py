@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
-from model_export.errors import ExportError
+from model_export.errors import ADOPT_IT, ExportError
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from model_export.tensorflow_setup import tf
 from service.artifact.manifest import TooManyPolicy
@@ -54,7 +54,7 @@ def _of_layer(feature: str, layer: Any) -> VocabularySpec:
         if config[field] not in allowed:
             raise ExportError(
                 f"vocabulary of feature {feature!r}: {field}={config[field]!r}, a lookup can say only "
-                f"{' or '.join(map(repr, allowed))}"
+                f"{' or '.join(map(repr, allowed))}; {ADOPT_IT}"
             )
     first = config["num_oov_indices"]
     keys = layer.get_vocabulary(include_special_tokens=False)
