@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from service.artifact.delta_journal import journal_path
+from service.deltas.overlay import MAX_LOST
 from service.deltas.rules import GONE_S, JournalPruning
 from service.deltas.version_deltas import _PATIENCE_S, Sequences
 from service.errors import DeltaRefused, IdOutOfRange, IdsTooMany, InputMismatch, ServiceError, TableNotFound
@@ -143,6 +144,28 @@ def test_requests_that_do_not_end_hold_nothing_up_for_long(serve: Serve) -> None
     assert served.rows("user", 0) == [[3, 3]]
     for lease, servable, seen in held:
         assert looked_up(servable, 0) == seen
+        lease.__exit__(None, None, None)
+
+
+def test_so_many_copies_are_kept_for_requests_that_do_not_end(serve: Serve) -> None:
+    served = serve()
+    now_s = [0.0]
+    served.deltas._clock = lambda: now_s[0]
+    held = []
+    for number in range(1, 5 + MAX_LOST):
+        lease = served.registry.lease(TOY)
+        lease.__enter__()
+        held.append(lease)
+        served.drop(number, "user", [0], [[number, number]])
+        is_shown = served.look()
+        now_s[0] += _PATIENCE_S + 1
+        assert (is_shown or served.look()) == (number < 3 + MAX_LOST)
+    # The first request read the version's own table, the second one the first copy.
+    for lease in held[:2]:
+        lease.__exit__(None, None, None)
+    assert served.look()
+    assert served.rows("user", 0) == [[number, number]]
+    for lease in held[2:]:
         lease.__exit__(None, None, None)
 
 
