@@ -49,6 +49,7 @@ def test_a_rotation_is_no_drift(tmp_path: Path) -> None:
     diff = compared(tmp_path, old, (old @ random_rotation(2)).astype(np.float32))
     found = user(diff)
     assert found.drift is not None and found.drift.is_aligned and found.neighbours is not None
+    assert found.notes == ()
     assert (found.drift.drifted, found.drift.equal, diff.drift_percent) == (0, 0, 0.0)
     assert found.drift.median_cosine == pytest.approx(1)
     assert abs(found.drift.median_unaligned_cosine or 0) < 0.5
@@ -161,6 +162,9 @@ def test_a_small_table_is_compared_as_it_is_and_not_judged(tmp_path: Path) -> No
     found = user(diff).drift
     assert found is not None and not found.is_aligned and found.percent == 100
     assert diff.drift_percent is None
+    assert [note.partition(";")[0] for note in user(diff).notes] == [
+        f"A rotation is fitted from {4 * DIM} common rows on"
+    ]
 
 
 def test_tables_of_other_sizes_have_neighbours_only(tmp_path: Path) -> None:
