@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 from model_export.adoption.spec import SPEC_EXAMPLE
 from model_export.export_config import CONFIG_EXAMPLE
@@ -62,7 +63,13 @@ row 0; or CSV or TSV of row number or key and label, in COLUMN of its header or 
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser of a command, which says which of the command's flags was probably meant by an unknown one."""
+    """A parser of a command, which says which of the command's flags was probably meant by an unknown one.
+
+    An error is one line, as the server's: a usage of many lines above it would hide it.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists the arguments\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, rest = super().parse_known_args(args, namespace)
@@ -208,28 +215,25 @@ def _add_import(commands: Any) -> None:
         description=_IMPORT_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    named = {"type": _named, "action": "append", "default": []}
+
+    def add_named(flag: str, form: str, help: str, *, is_required: bool = False) -> None:
+        kind = partial(_named, form=form)
+        parser.add_argument(flag, type=kind, action="append", default=[], metavar=form, help=help, required=is_required)
+
     parser.add_argument("--out", type=out_place, required=True, metavar="DIR", help="folder of the versions")
-    parser.add_argument("--table", required=True, metavar="NAME=SOURCE", help="a table's rows (repeatable)", **named)
-    parser.add_argument(
+    add_named("--table", "NAME=FILE", "a table's rows (repeatable)", is_required=True)
+    add_named(
         "--feature",
-        metavar="NAME=TABLE[:COMBINER]",
-        help="input that reads a table: one id a row, or with sum, mean or sqrtn any number of them (repeatable; "
+        "NAME=TABLE[:COMBINER]",
+        "input that reads a table: one id a row, or with sum, mean or sqrtn any number of them (repeatable; "
         "default: one of each table's name, one id a row)",
-        **named,
     )
-    parser.add_argument(
-        "--keys",
-        metavar="TABLE=FILE",
-        help="file of the keys of a table's rows: text, one key a line, or .npy",
-        **named,
-    )
-    parser.add_argument(
+    add_named("--keys", "TABLE=FILE", "file of the keys of a table's rows: text, one key a line, or .npy")
+    add_named(
         "--oov",
-        metavar="TABLE=POLICY",
-        help="vector of an unknown key or of an id beyond the table: error (the default) refuses the request; zero; "
+        "TABLE=POLICY",
+        "vector of an unknown key or of an id beyond the table: error (the default) refuses the request; zero; "
         "row:N; mean, which adds a row to the table",
-        **named,
     )
     _add_table_dtype(parser, "dtype of the stored tables")
     parser.add_argument("--version", **_VERSION)
@@ -372,10 +376,10 @@ def _uri(text: str) -> StoreUri:
     return place
 
 
-def _named(text: str) -> tuple[str, str]:
+def _named(text: str, form: str = "NAME=VALUE") -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not (name and separator and value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {form}")
     return name, value
 
 

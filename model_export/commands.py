@@ -102,6 +102,10 @@ def _export(arguments: argparse.Namespace) -> None:
     assert isinstance(config.out, Path)  # run_command() has replaced an object store's URI by a temporary folder
     new_version_folder(config.out, config.arguments.get("version"))
     if config.kind == "run":
+        if Path(config.model) == DEFAULT_RUN and not DEFAULT_RUN.is_dir():
+            raise ExportError(
+                "name a model: model-export export FILE.keras --out DIR; --config FILE: any trained model"
+            )
         check_run(Path(config.model))
     say("exporting")
     _done("exported", run_config(config), arguments)

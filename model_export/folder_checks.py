@@ -70,6 +70,8 @@ def check_saved_model(folder: Path) -> None:
     versions = sorted((name for name in names if (folder / name / SAVED_MODEL).is_file()), key=_version_order)
     if versions:
         raise ExportError(f"{folder} is a folder of versions: name one, such as {folder / versions[-1]}")
+    if found := sorted(folder.glob(f"*/[0-9]*/{SAVED_MODEL}")):
+        raise ExportError(f"{folder} is a folder of models: name a version of one, such as {found[0].parent}")
     if RUN_FILE in names:
         raise ExportError(
             f"{folder} is the folder of a training run: write a SavedModel with `model-export export --run {folder}`"

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { render } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { Overview, Refusal, Session, get, send, setCsrf } from "./api";
-import { address, useAddress, useLoad } from "./hooks";
+import { Params, address, useAddress, useLoad } from "./hooks";
 import { Admin } from "./pages/admin";
 import { Compare } from "./pages/compare";
 import { Deltas } from "./pages/deltas";
@@ -13,7 +13,7 @@ import { SignIn } from "./pages/sign_in";
 import { Tables } from "./pages/tables";
 import { Traffic } from "./pages/traffic";
 import { Try } from "./pages/try";
-import { Problem, Wrong } from "./parts";
+import { NoModel, Problem, Wrong } from "./parts";
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
 
@@ -26,6 +26,8 @@ const PAGES: [string, string][] = [
   ["compare", "Compare"],
   ["deltas", "Deltas"],
 ];
+// Pages that show one model, or each of them.
+const OF_MODELS = ["tables", "map", "try", "compare", "deltas"];
 const ADMIN_PAGES: [string, string][] = [
   ["", "Overview"],
   ["deltas", "Deltas"],
@@ -44,8 +46,11 @@ function Shown({ session, overview }: { session: Session; overview: Overview }):
   const isFirst = useRef(true);
   const pages = session.is_admin ? ADMIN_PAGES : PAGES;
   const models = overview.models;
+  const title = pages.find(([name]) => name === page)?.[1];
+  // The chosen model stays chosen on the next page.
+  const kept: Params = models.some(({ name }) => name === params["model"]) ? { model: params["model"] ?? "" } : {};
   useEffect(() => {
-    document.title = `${pages.find(([name]) => name === page)?.[1] ?? "Console"} – Embedding server`;
+    document.title = `${title ?? "Console"} – Embedding server`;
     // A screen reader reads the new page's heading; the first page is read from its top.
     if (!isFirst.current) main.current?.querySelector("h1")?.focus();
     isFirst.current = false;
@@ -62,7 +67,7 @@ function Shown({ session, overview }: { session: Session; overview: Overview }):
         <strong>Embedding server</strong>
         <nav aria-label="Pages">
           {pages.map(([name, title]) => (
-            <a key={name} href={address(name)} aria-current={name === page ? "page" : undefined}>
+            <a key={name} href={address(name, kept)} aria-current={name === page ? "page" : undefined}>
               {title}
             </a>
           ))}
@@ -83,7 +88,12 @@ function Shown({ session, overview }: { session: Session; overview: Overview }):
       </header>
       <main id="main" ref={main}>
         {pages.every(([name]) => name !== page) ? <Wrong what={page === "admin" ? "the page Admin (labels, roll-back) is on the port of --admin_port." : `there is no page “${page}” here.`} /> : null}
-        {page === "deltas" ? (
+        {!models.length && title && OF_MODELS.includes(page) ? (
+          <>
+            <h1 tabIndex={-1}>{title}</h1>
+            <NoModel />
+          </>
+        ) : page === "deltas" ? (
           <Deltas overview={overview} session={session} />
         ) : session.is_admin && page === "admin" ? (
           <Admin models={models} session={session} params={params} />

@@ -122,6 +122,15 @@ export function Problem({ error }: { error: Error | undefined }): JSX.Element | 
   ) : null;
 }
 
+/** Says that there is no model, and how to get one. */
+export function NoModel(): JSX.Element {
+  return (
+    <p class="card">
+      This server has no model that you may see. Start it with a folder of models, or add a model to the list that --model_config_file names.
+    </p>
+  );
+}
+
 /** Says that a link leads to something that is not there. */
 export function Wrong({ what }: { what: string }): JSX.Element {
   return (
@@ -234,18 +243,24 @@ export interface Choice {
   table: Table | undefined;
 }
 
+/** The model that the address names, else the first one that can answer. */
+export function chosenModel(models: Model[], params: Params): Model | undefined {
+  const isServed = (model: Model): boolean => model.versions.some((one) => one.state === "AVAILABLE");
+  return models.find((one) => one.name === params["model"]) ?? models.find(isServed) ?? models[0];
+}
+
 /** Tells what the address asks for that the server does not have: a model, or an AVAILABLE version; "" for nothing. */
 export function wrongModel(models: Model[], params: Params): string {
   const [name, version] = [params["model"] ?? "", params["version"] ?? ""];
-  const model = models.find((one) => one.name === name);
-  if (name && !model) return `There is no model “${name}”.`;
-  const isServed = (model ?? models[0])?.versions.some((one) => String(one.version) === version && one.state === "AVAILABLE");
-  return version && !isServed ? `Version ${version} of “${name || models[0]?.name}” is not AVAILABLE.` : "";
+  if (name && models.every((one) => one.name !== name)) return `There is no model “${name}”.`;
+  const model = chosenModel(models, params);
+  const isServed = model?.versions.some((one) => String(one.version) === version && one.state === "AVAILABLE");
+  return version && !isServed ? `Version ${version} of “${model?.name}” is not AVAILABLE.` : "";
 }
 
 /** Selects a model, one of its versions and a table; keeps all three in the address. */
 export function useTables(models: Model[], params: Params): { choice: Choice; loaded: Loaded<Table[]> } {
-  const model = models.find((one) => one.name === params["model"]) ?? models[0];
+  const model = chosenModel(models, params);
   const asked = params["version"] ?? "";
   const name = model?.name ?? "";
   const available = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => String(one.version)) ?? [];
@@ -277,7 +292,7 @@ export function rowColumns<T extends { id: number; label?: string | null; key?: 
 // Parameters of the address that belong to one table.
 const OF_TABLE: Params = { id: "", find: "", start: "", text: "", since: "" };
 
-export function TableChoice({ models, choice }: { models: Model[]; choice: Choice }): JSX.Element {
+export function TableChoice({ models, choice, loaded }: { models: Model[]; choice: Choice; loaded: Loaded<Table[]> }): JSX.Element {
   const versions = models.find((one) => one.name === choice.model)?.versions ?? [];
   return (
     <>
@@ -310,6 +325,10 @@ export function TableChoice({ models, choice }: { models: Model[]; choice: Choic
         onChange={(table) => setParams({ ...OF_TABLE, table })}
       />
     </div>
+    <Status of={loaded} what="tables" />
+    {loaded.data && choice.model && !choice.tables.length ? (
+      <p class="faint">The server knows no tables of this model: it has no lookup manifest (<code>model-export adopt</code> writes one).</p>
+    ) : null}
     </>
   );
 }

@@ -96,7 +96,7 @@ def _format_of(address: Address) -> str:
     if said == "tensorflow" or path.with_name(path.name + ".index").is_file():
         return said or "tensorflow"
     if not path.exists():
-        raise ExportError(f"{path} does not exist (of {address.text!r})")
+        raise ExportError(f"{path} does not exist")
     return said or (_folder_format(path) if path.is_dir() else _file_format(address))
 
 

@@ -253,6 +253,8 @@ def _numpy_keys(path: Path) -> Keys:
 
 
 _SHOWN_IDS = 2
+# A lookup may ask for some of the features.
+_SHOWN_FEATURES = 4
 
 
 def import_summary(artifact: Path, base_path: str) -> Iterator[str]:
@@ -266,7 +268,9 @@ def import_summary(artifact: Path, base_path: str) -> Iterator[str]:
     for name, feature in features.items():
         form = "one per row" if feature.row_splits is None else f"any number per row ({feature.combiner})"
         yield f"  {name}: table {manifest.features[name].table}, {_ids(manifest, name)}, {form}"
-    shown = {name: _example(artifact, manifest, name, feature) for name, feature in features.items()}
+    shown = {
+        name: _example(artifact, manifest, name, feature) for name, feature in islice(features.items(), _SHOWN_FEATURES)
+    }
     yield f"serve: {serve_command(base_path)}"
     request = json.dumps({"features": shown}, ensure_ascii=False)
     # The server names a model after its folder.

@@ -50,6 +50,8 @@ def attention(document: Mapping[str, Any], files: ReadFiles, now_s: float) -> li
 
 
 def _of_models(models: Mapping[str, Any]) -> Iterator[Notice]:
+    if not models:
+        yield Notice("", "no model is configured, so /readyz answers 503", "")
     for name, model in models.items():
         if model["problem"]:
             yield Notice(name, f"can not answer: {model['problem']}", "EmbeddingModelUnavailable")

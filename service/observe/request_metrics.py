@@ -137,6 +137,8 @@ class RequestCounter:
         self._own = Requests()
         # Numbers of control requests by API, model and code.
         self._control: Counter[tuple[str, str, str]] = Counter()
+        # The native core's counts of requests refused for load, by model and reason, at the last read().
+        self._refused: Mapping[tuple[str, str], int] = {}
         # Sums of the counts of requests for versions that were unloaded, for the totals that read() returns.
         self._retired = Requests()
         # read() and retire() hold this lock, so that read() sees the counts that retire() moves to _retired exactly
@@ -172,12 +174,15 @@ class RequestCounter:
             return dict(self._control)
 
     def failures(self) -> Counter[tuple[str, str]]:
+        """Returns the numbers of requests that failed, by model and code, or "refused: REASON" for load."""
         found: Counter[tuple[str, str]] = Counter()
         for (subject, code), count in self.read()[1].failures.items():
             found[subject.model, code] += count
         for (_, model, code), count in self.control().items():
             if code != "OK":
                 found[model, code] += count
+        for (model, reason), count in self._refused.items():
+            found[model, f"refused: {reason}"] += count
         return found
 
     def read(self) -> tuple[Requests, Requests]:
@@ -189,7 +194,9 @@ class RequestCounter:
             now, ever = Requests(), Requests()
             now.add(self._own)
             if self.core is not None:
-                now.add(self.core.collect().requests)
+                counts = self.core.collect()
+                now.add(counts.requests)
+                self._refused = counts.refused
             ever.add(self._retired)
             ever.add(now.without_version())
             return now, ever

@@ -195,7 +195,8 @@ def _named_platform(config: ModelConfig) -> str:
     if not config.platform:
         raise InvalidRequest(
             "Illegal setting neither ModelServerConfig::model_type (deprecated) nor "
-            f"ModelServerConfig::model_platform, model name is {config.name}"
+            f"ModelServerConfig::model_platform, model name is {config.name}; "
+            'its config needs model_platform: "tensorflow"'
         )
     return config.platform
 

@@ -69,7 +69,9 @@ class BatchingParameters:
     def check(self) -> None:
         """Checks the batching parameters; raises InvalidRequest, with TensorFlow Serving's text, for a wrong value."""
         if self.max_batch_size < 1:
-            raise InvalidRequest(f"input_batch_size_limit must be positive; was {self.max_batch_size}")
+            raise InvalidRequest(
+                f"input_batch_size_limit must be positive; was {self.max_batch_size} (the field max_batch_size)"
+            )
         if self.batch_timeout_micros < 0:
             raise InvalidRequest(f"batch_timeout_micros must be non-negative; was {self.batch_timeout_micros}")
         if self.max_enqueued_batches < (1 if self.enable_large_batch_splitting else 0):
@@ -81,7 +83,8 @@ class BatchingParameters:
         if self.batch_rows > self.max_batch_size:
             raise InvalidRequest(
                 "When enable_large_batch_splitting is true, input_batch_size_limit must be greater than or equal to "
-                f"max_execution_batch_size; they were {self.max_batch_size} and {self.batch_rows}"
+                f"max_execution_batch_size; they were {self.max_batch_size} and {self.batch_rows} "
+                "(input_batch_size_limit is the field max_batch_size)"
             )
         self._check_allowed_sizes()
 

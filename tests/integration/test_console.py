@@ -24,7 +24,7 @@ from tests.toy_model import toy_tables, write_toy_model
 from tests.versions_to_compare import random_rows, write_version
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Browser, Locator, Page, Route
 
     from tests.integration.browser import Watched
 
@@ -538,6 +538,79 @@ def test_an_operator_sees_slow_requests_request_logs_settings_and_signatures_tha
             row = row.filter(has_text=cell)
         row.first.wait_for()
     assert not browsing.AXE.is_file() or console.findings() == []
+
+
+def test_a_chosen_model_stays_chosen_on_the_next_page(console: Watched) -> None:
+    page = console.open("tables?model=pair&table=user")
+    for name in ("Try", "Traffic", "Overview", "Map"):
+        page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
+        page.get_by_role("heading", name=name, level=1).wait_for()
+    assert box(page, "Model").input_value() == "pair"
+
+
+def test_a_form_of_many_tables_reads_few_rows(console: Watched) -> None:
+    page = console.page
+
+    def widen(route: Route) -> None:
+        answer = route.fetch()
+        (first, *_) = answer.json()["tables"]
+        tables = [first | {"name": f"table{number}", "features": [f"feature{number}"]} for number in range(100)]
+        route.fulfill(response=answer, json={"tables": tables})
+
+    rows: list[str] = []
+    page.route("**/v1/models/toy/tables", widen)
+
+    def give(route: Route) -> None:
+        rows.append(route.request.url)
+        route.fulfill(json={"keys": {}})
+
+    page.route("**/tables/table*:row*", give)
+    console.open("try?model=toy")
+    page.get_by_role("button", name="Send").wait_for()
+    assert 0 < len(rows) <= 12
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Iterator[ServerProcess]:
+    """Serves eight models, of which the first can not be loaded."""
+    for number in range(8):
+        write_toy_model(tmp_path / f"m{number}" / "1")
+    next((tmp_path / "m0" / "1").glob("variables/*.data-*")).write_bytes(b"")
+    with ServerProcess(models=tmp_path, graph_signatures="off") as process:
+        process.answering()
+        until(lambda: set(process.http.get("/readyz").json()["problems"]) == {"m0"})
+        yield process
+
+
+def test_many_models_are_folded_and_a_page_begins_with_one_that_answers(
+    browser: Browser, crowded: ServerProcess
+) -> None:
+    with browsing.watched(browser, f"http://127.0.0.1:{crowded.http_port}") as seen:
+        page = seen.open()
+        settle(page)
+        opened = [card.get_attribute("open") for card in page.locator("section[aria-label^='Model '] > details").all()]
+        assert len(opened) == 8 and [one is not None for one in opened] == [True] + [False] * 7
+        # The card of a model says a fault once.
+        assert page.locator("section[aria-label='Model m0']").inner_text().count("variables.data") == 1
+        seen.open("tables")
+        assert box(page, "Model").input_value() == "m1"
+        seen.open("deltas")
+        page.get_by_text("6 more versions whose rows were not changed").click()
+        assert page.locator("section[aria-label^='Deltas of']").count() == 1
+        page.get_by_text("m7, version 1").wait_for()
+
+
+def test_a_server_without_a_model_says_so_on_each_page(browser: Browser, base: Path, tmp_path: Path) -> None:
+    (tmp_path / "none.conf").write_text("model_config_list {}")
+    with (
+        serve(base, model_config_file=tmp_path / "none.conf") as process,
+        browsing.watched(browser, f"http://127.0.0.1:{process.answering().http_port}") as seen,
+    ):
+        for place in ("tables", "map", "try", "compare", "deltas"):
+            page = seen.open(place)
+            page.get_by_text("This server has no model that you may see.").wait_for()
+            assert page.get_by_role("heading", level=1).inner_text().lower() == place
+        seen.open().get_by_role("region", name="Needs attention").get_by_text("no model is configured").wait_for()
 
 
 def test_a_broken_link_is_told(console: Watched) -> None:

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { Overview, get, modelPath } from "../api";
 import { Params, address, setParams, useLoad } from "../hooks";
-import { Copied, Folded, Grid, Select, Status, Wrong, column, shown, wrongModel } from "../parts";
+import { Copied, Folded, Grid, Select, Status, Wrong, chosenModel, column, shown, wrongModel } from "../parts";
 
 // If a smaller share of the neighbours that chance does not explain is common, the versions are not alike.
 const MIXED_OVERLAP = 0.1;
@@ -158,7 +158,7 @@ function summary(tables: TableDiff[], from: string, to: string): string {
 export function Compare({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
   const models = overview.models;
   const canCompare = overview.methods.includes("diff");
-  const model = models.find((one) => one.name === params["model"]) ?? models.find((one) => one.folders.length > 1) ?? models[0];
+  const model = models.find((one) => one.name === params["model"]) ?? models.find((one) => one.folders.length > 1) ?? chosenModel(models, params);
   const name = model?.name ?? "";
   // A version that is not served is compared from its folder.
   const served = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => one.version) ?? [];
@@ -170,7 +170,7 @@ export function Compare({ overview, params }: { overview: Overview; params: Para
   const chosen = (key: string, otherwise: string | undefined): string =>
     versions.includes(params[key] ?? "") ? (params[key] ?? "") : (otherwise ?? "");
   const to = chosen("to", sound[0] ?? versions[0]);
-  const from = chosen("from", sound.find((one) => Number(one) < Number(to)) ?? versions.find((one) => one !== to));
+  const from = chosen("from", sound.find((one) => Number(one) < Number(to)) ?? sound.find((one) => one !== to));
   const absent = (["from", "to"] as const).map((key) => params[key] ?? "").filter((one) => one && !versions.includes(one));
   const path = canCompare && from && to && from !== to ? `${modelPath(name, from)}:diff?to=${to}` : "";
   const diff = useLoad(path, async (signal) => (path ? get<Diff>(path, signal) : undefined));
@@ -193,7 +193,7 @@ export function Compare({ overview, params }: { overview: Overview; params: Para
       ) : path ? (
         <Status of={diff} what="the comparison" />
       ) : versions.length > 1 ? (
-        <p class="faint">Choose two different versions.</p>
+        <p class="faint">Choose two different versions{failed.length ? "; one that failed to load may be unreadable" : ""}.</p>
       ) : (
         <section class="card" aria-label="How to get two versions">
           <h2>How to get two versions</h2>

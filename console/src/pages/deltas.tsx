@@ -6,6 +6,7 @@ import { AdminPage, Ago, Grid, Status, bytes, duration, shown } from "../parts";
 import { DeltaStatus, Statusz } from "../statusz";
 
 const POLL_MS = 2000;
+const SHOWN_UNCHANGED = 6;
 
 /** Writes counts by reason; "none" if all are 0. */
 function reasons(counts: Record<string, number>): string {
@@ -30,11 +31,16 @@ interface Place {
   table: string;
 }
 
+/** Says whether nothing has come for a version. */
+function isUnchanged(deltas: DeltaStatus): boolean {
+  const counts = [deltas.last_sequence, deltas.pending, deltas.missing, ...Object.values(deltas.refused), ...Object.values(deltas.journal_failures)];
+  return counts.every((count) => !count);
+}
+
 function VersionDeltas(props: Place & { deltas: DeltaStatus; session: Session; port: unknown }): JSX.Element {
   const { model, version, folder, table, deltas } = props;
   const { journal } = deltas;
-  const counts = [deltas.last_sequence, deltas.pending, deltas.missing, ...Object.values(deltas.refused), ...Object.values(deltas.journal_failures)];
-  const isIdle = counts.every((count) => !count);
+  const isIdle = isUnchanged(deltas);
   const facts: [string, string][] = [
     ["last number", shown(deltas.last_sequence)],
     ["applied", shown(deltas.applied)],
@@ -105,6 +111,10 @@ export function Deltas({ overview, session }: { overview: Overview; session: Ses
       return deltas ? [{ model, version, deltas, folder: base && `${base}/${version}`, table: tables?.[0]?.table ?? "TABLE" }] : [];
     }),
   );
+  const changed = found.filter((one) => !isUnchanged(one.deltas));
+  const unchanged = found.filter((one) => isUnchanged(one.deltas));
+  // Each of them would say the same.
+  const folded = unchanged.length > SHOWN_UNCHANGED ? unchanged.slice(1) : [];
   return (
     <>
       <h1 tabIndex={-1}>Deltas</h1>
@@ -113,9 +123,21 @@ export function Deltas({ overview, session }: { overview: Overview; session: Ses
           No version is loaded whose rows can be changed: this server runs with --delta_poll_wait_seconds=0, or its models have no lookup manifest
           (<code>model-export adopt</code> writes one).
         </p> : null}
-      {found.map((one) => (
+      {[...changed, ...unchanged].filter((one) => !folded.includes(one)).map((one) => (
         <VersionDeltas key={`${one.model}/${one.version}`} {...one} session={session} port={statusz.data?.settings["admin_port"]?.value ?? 0} />
       ))}
+      {folded.length ? (
+        <details class="card">
+          <summary>{folded.length} more versions whose rows were not changed</summary>
+          <ul>
+            {folded.map((one) => (
+              <li key={`${one.model}/${one.version}`}>
+                {one.model}, version {one.version}
+              </li>
+            ))}
+          </ul>
+        </details>
+      ) : null}
     </>
   );
 }

@@ -393,9 +393,8 @@ export function MapPage({ overview, params }: { overview: Overview; params: Para
   return (
     <>
       <h1 tabIndex={-1}>Map</h1>
-      <TableChoice models={models} choice={choice} />
+      <TableChoice models={models} choice={choice} loaded={loaded} />
       <ColorChoice model={model} map={map.data} names={names} methods={methods} by={by} since={since} />
-      <Status of={loaded} what="tables" />
       {path ? <Status of={map} what="the map, which the server computes once per version" /> : null}
       {map.data ? <Status of={data} what="the colours" /> : null}
       {points ? (

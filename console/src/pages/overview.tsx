@@ -3,12 +3,14 @@ import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import { Change, Model, Overview, Version, get, nowS } from "../api";
 import { address, readAddress, useLoad } from "../hooks";
-import { AdminPage, Ago, Badge, Column, Folded, Grid, IS_PHONE, Problem, READS, UNKNOWN_MODEL, ago, bytes, clock, duration, modelName, shown, time } from "../parts";
+import { AdminPage, Ago, Badge, Column, Folded, Grid, IS_PHONE, NoModel, Problem, READS, UNKNOWN_MODEL, ago, bytes, clock, duration, modelName, shown, time } from "../parts";
 import { Noted, Setting, Statusz, TableStatus, VersionStatus } from "../statusz";
 
 // Width of the time line; it is scaled to its card, and its letters with it.
 const WIDTH = IS_PHONE ? 320 : 600;
 const ROW = 22;
+// The cards of more models show their versions only, until they are opened.
+const SHOWN_MODELS = IS_PHONE ? 1 : 6;
 const SHOWN_VERSIONS = 8;
 const SHOWN_FAILURES = 10;
 const SHOWN_ERRORS = IS_PHONE ? 2 : 10;
@@ -126,7 +128,7 @@ function ModelCard(props: {
   /** The setting --admin_port; undefined if the caller may not see it. */
   adminPort: unknown;
   hasLinks: boolean;
-  /** A phone shows the card's body when it is asked for. */
+  /** The card shows its body when it is asked for. */
   isFolded: boolean;
 }): JSX.Element {
   const { model, problem, details } = props;
@@ -175,7 +177,7 @@ function ModelCard(props: {
       />
       <RollBack model={model} adminPage={<AdminPage isHere={!props.hasLinks} port={props.adminPort} />} hasAdmin={props.adminPort !== 0} />
       {model.versions
-        .filter((one) => one.message)
+        .filter((one) => one.message && !problem.includes(one.message))
         .map((one) => (
           <p key={one.version} class="problem">
             version {one.version}: {one.code}: {one.message}
@@ -248,7 +250,7 @@ function ModelCard(props: {
   );
   return (
     <section class="card" aria-label={`Model ${model.name}`}>
-      {IS_PHONE && props.isFolded ? (
+      {props.isFolded ? (
         <details open={problem !== ""}>
           <summary>
             <h2>{model.name}</h2>
@@ -364,7 +366,7 @@ function Failures({ statusz, models }: { statusz: Statusz; models: string[] }): 
         >
           Last errors
         </a>{" "}
-        say which and why.
+        say which and why{counts.some((one) => one.code.startsWith("refused")) ? ", but for those refused for load" : ""}.
       </p>
       <Folded summary="By model and code">
         <Grid
@@ -561,7 +563,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
         ) : null}
       </dl>
       {data ? <Attention statusz={data} models={names} /> : null}
-      {overview.models.length ? null : <p class="faint">No model is configured that you may see.</p>}
+      {overview.models.length ? null : <NoModel />}
       {overview.models.map((model) => (
         <ModelCard
           key={model.name}
@@ -571,7 +573,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
           nowS={nowS()}
           adminPort={data?.settings["admin_port"]?.value}
           hasLinks={hasLinks}
-          isFolded={overview.models.length > 1}
+          isFolded={overview.models.length > SHOWN_MODELS}
         />
       ))}
       <Problem error={statusz.error} />
@@ -600,7 +602,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
                     { name: "first at", cell: (one) => <Ago atS={one.firstS} /> },
                     { name: "requests", isNumber: true, cell: (one) => shown(one.count) },
                     { name: "call", cell: (one) => <span class="whole">{callOf(one)}</span> },
-                    { name: "client", tip: "the caller's name, or the address of a client that is no known caller; with the number of its requests if there are several clients", cell: (one) => <span class="word">{clientsOf(one)}</span> },
+                    { name: "client", tip: "the caller's name, or the address of a client that is no known caller; with the number of its requests if there are several clients", cell: (one) => <span class="client">{clientsOf(one)}</span> },
                     { name: "model", cell: (one) => modelName(one.model) },
                     { name: "code and message", cell: (one) => <span class="word"><b>{one.code}</b> <Message one={one} models={names} /></span> },
                     { name: "last request id", cell: (one) => <code>{one.request_id}</code> },

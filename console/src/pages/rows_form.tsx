@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { Model, Table, post, tablePath } from "../api";
-import { Confirmed, Select, Status, TableChoice, useTables } from "../parts";
+import { Confirmed, Select, TableChoice, useTables } from "../parts";
 import type { Params } from "../hooks";
 
 /** The answer to an upsert. */
@@ -109,8 +109,7 @@ export function RowsForm(props: {
   return (
     <section class="card" aria-label="Rows">
       <h2>Rows of a table</h2>
-      <TableChoice models={models} choice={choice} />
-      <Status of={loaded} what="tables" />
+      <TableChoice models={models} choice={choice} loaded={loaded} />
       {table ? (
         <>
           <div class="fields">

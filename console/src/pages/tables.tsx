@@ -164,8 +164,7 @@ export function Tables({ overview, params }: { overview: Overview; params: Param
   return (
     <>
       <h1 tabIndex={-1}>Tables</h1>
-      <TableChoice models={models} choice={choice} />
-      <Status of={loaded} what="tables" />
+      <TableChoice models={models} choice={choice} loaded={loaded} />
       {choice.table ? (
         <>
           <Find key={`${choice.model} ${choice.table.name}`} text={text} />
@@ -182,9 +181,7 @@ export function Tables({ overview, params }: { overview: Overview; params: Param
             <Rows choice={choice} params={params} />
           </div>
         </>
-      ) : loaded.isLoading || loaded.error ? null : (
-        <p class="faint">This model has no tables that the server knows.</p>
-      )}
+      ) : null}
     </>
   );
 }

@@ -117,7 +117,7 @@ function Plot(props: { label: string; axis: string; unit: string; history: Histo
   return (
     <section class="card">
       <h2>{props.label}</h2>
-      <div class="plot" ref={place} role="img" aria-label={`${props.label}; the table below has the last values`} />
+      {lines.length ? <div class="plot" ref={place} role="img" aria-label={`${props.label}; the table below has the last values`} /> : <p class="faint">Nothing yet.</p>}
     </section>
   );
 }
@@ -248,8 +248,7 @@ function HotIds({ overview, params }: { overview: Overview; params: Params }): J
   return (
     <section class="card" aria-label="Hot rows">
       <h2>Hot rows</h2>
-      <TableChoice models={overview.models} choice={choice} />
-      <Status of={loaded} what="tables" />
+      <TableChoice models={overview.models} choice={choice} loaded={loaded} />
       {isUnsampled ? <p class="faint">{loadedHot.error?.message}</p> : <Status of={loadedHot} what="hot rows" />}
       {found && !isUnsampled ? (
         <>

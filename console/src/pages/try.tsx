@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { BASE, Overview, Row, Session, Table, get, modelPath, send, tablePath } from "../api";
 import { Params, address, setParams, useLoad } from "../hooks";
-import { Copied, Select, Status, Wrong, wrongModel } from "../parts";
+import { Copied, Select, Status, Wrong, chosenModel, wrongModel } from "../parts";
 import { Field, Metadata, Method, bodyOf, exampleOf, fieldsOf, hintOf, programs } from "../signature";
 import { Statusz } from "../statusz";
 
@@ -95,9 +95,13 @@ interface Source {
   row: Row | undefined;
 }
 
+// A form of more tables shows rows of the first ones only: each row is a request of its own.
+const MAX_EXAMPLES = 12;
+
 async function readSources(model: string, version: string): Promise<Source[]> {
   const { tables } = await get<{ tables: Table[] }>(`${modelPath(model, version)}/tables`);
-  const read = tables.map(async (table) => {
+  const read = tables.map(async (table, at) => {
+    if (at >= MAX_EXAMPLES) return { table, row: undefined };
     // Row 0 is often one for padding.
     const path = tablePath(model, version, table.name, `:row?id=${Math.min(1, table.vocabulary_size - 1)}`);
     return { table, row: await get<Row>(path).catch(() => undefined) };
@@ -245,7 +249,7 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
 export function Try({ overview, params, session }: { overview: Overview; params: Params; session: Session }): JSX.Element {
   const models = overview.models;
   const mayFind = overview.methods.includes("find");
-  const model = models.find((one) => one.name === params["model"]) ?? models[0];
+  const model = chosenModel(models, params);
   const name = model?.name ?? "";
   const available = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => String(one.version)) ?? [];
   const version = available.includes(params["version"] ?? "") ? (params["version"] ?? "") : "";

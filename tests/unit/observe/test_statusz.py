@@ -209,6 +209,11 @@ CHANGES: list[tuple[str, Any, tuple[str, str, str]]] = [
 ]
 
 
+def test_a_server_without_a_model_needs_one() -> None:
+    told = ("", "no model is configured, so /readyz answers 503", "")
+    assert found(document() | {"models": {}}) == [told]
+
+
 def test_nothing_is_found_below_the_limits() -> None:
     assert found(document()) == []
 

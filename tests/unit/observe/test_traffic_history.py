@@ -141,16 +141,27 @@ def test_searches_are_no_lookups_and_control_requests_fail_too() -> None:
 class FakeCore:
     """A native core with fixed counts."""
 
-    def __init__(self, requests: Requests) -> None:
-        self.requests = requests
+    def __init__(self, requests: Requests, refused: dict[tuple[str, str], int] | None = None) -> None:
+        self.requests, self.refused = requests, refused or {}
 
     def collect(self) -> CoreCounts:
-        return CoreCounts(self.requests)
+        return CoreCounts(self.requests, self.refused)
 
     def retire(self, model: str, version: int) -> Requests:
         return Requests()
 
     def forget(self, model: str) -> None: ...
+
+
+def test_requests_refused_for_load_are_failures() -> None:
+    server = Server()
+    server.answer("m", 0.001, failures=1)
+    server.counter.core = FakeCore(Requests(), {("m", "queue"): 3, ("", "streams"): 1})
+    recent = RecentFailures(server.counter.failures)
+    found = {(row["model"], row["kind"]): row["failures"] for row in server.history.read()["spans"][-1]["rows"]}
+    assert found == {("", ""): 1, ("m", ""): 4, ("m", "lookup"): 0}
+    told = {(one["model"], one["code"]): one["requests"] for one in recent.read()["counts"]}
+    assert told == {("m", "refused: queue"): 3, ("m", "INVALID_ARGUMENT"): 1, ("", "refused: streams"): 1}
 
 
 def test_it_stays_within_its_bounds() -> None:

@@ -31,7 +31,7 @@ from tests.unit.versions.fakes import FakeBackend, servable
 
 NO_PLATFORM = (
     "Illegal setting neither ModelServerConfig::model_type (deprecated) nor ModelServerConfig::model_platform, "
-    "model name is b"
+    'model name is b; its config needs model_platform: "tensorflow"'
 )
 
 

@@ -342,7 +342,7 @@ SPLIT = {"enable_large_batch_splitting": True}
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"max_batch_size": 0}, "input_batch_size_limit must be positive; was 0"),
+        ({"max_batch_size": 0}, "input_batch_size_limit must be positive; was 0 (the field max_batch_size)"),
         ({"batch_timeout_micros": -1}, "batch_timeout_micros must be non-negative; was -1"),
         ({"max_enqueued_batches": -1}, "max_enqueued_batches must be positive; was -1"),
         ({"max_enqueued_batches": 0} | SPLIT, "max_enqueued_batches must be positive; was 0"),
@@ -352,7 +352,7 @@ SPLIT = {"enable_large_batch_splitting": True}
             {"max_batch_size": 2, "max_execution_batch_size": 3} | SPLIT,
             (
                 "When enable_large_batch_splitting is true, input_batch_size_limit must be greater than or equal to "
-                "max_execution_batch_size; they were 2 and 3"
+                "max_execution_batch_size; they were 2 and 3 (input_batch_size_limit is the field max_batch_size)"
             ),
         ),
         (

@@ -170,7 +170,17 @@ def test_the_command_says_what_it_wrote(
 def test_an_argument_without_a_name_is_told(capsys: pytest.CaptureFixture[str], text: str) -> None:
     with pytest.raises(SystemExit):
         main(["import", "--out", "m", "--table", text])
-    assert f"{text!r} is not NAME=VALUE" in capsys.readouterr().err
+    told = f"argument --table: {text!r} is not NAME=FILE; model-export import --help lists the arguments"
+    assert capsys.readouterr().err == f"model-export import: {told}\n"
+
+
+def test_the_example_request_of_many_features_stays_short(
+    tmp_path: Path, sources: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    features = [f"--feature=f{number}=user" for number in range(9)]
+    assert main(["import", "--out", f"{tmp_path}/m", f"--table=user={sources['user']}", *features]) == 0
+    request = '{"features": {"f0": [0, 1], "f1": [0, 1], "f2": [0, 1], "f3": [0, 1]}}'
+    assert f"curl -d '{request}' " in capsys.readouterr().out
 
 
 def test_the_command_ends_with_what_to_do_next(
