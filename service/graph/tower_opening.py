@@ -476,6 +476,9 @@ def _source(cutting: _Cutting, read: TableRead, direct: InputRows | None) -> tup
     for claim, known in cutting.claims:
         # Without single rows, a request of other sizes could not be answered.
         claimed = known if has_rows else known._replace(beside={})
+        if _is_read_otherwise(candidate, read, known.keys):
+            # The manifest describes only one of the reads, and does not say which.
+            claimed = claimed._replace(is_described=False)
         if claim.table != read.table or table.info.dtype != "float32" or not _may_stand_for(claim, spec, direct):
             continue
         if not given <= {*claimed.inputs, *claimed.beside.values()}:
@@ -485,6 +488,13 @@ def _source(cutting: _Cutting, read: TableRead, direct: InputRows | None) -> tup
     if direct is not None:
         return read.rows, direct
     return read.rows, ComputedRows(read.ids, table, _row_shape(cutting.shape(read.ids), table.info.embedding_dim))
+
+
+def _is_read_otherwise(candidate: _Candidate, read: TableRead, keys: str) -> bool:
+    """Says whether the signature reads rows of the same table by other ids, too, which it makes of the same keys."""
+    flat = candidate.flat
+    others = {other.ids for other in candidate.reads if other.table == read.table} - {read.ids}
+    return any(keys in flat.ancestors([ids]) and not flat.computes_alike(ids, read.ids) for ids in others)
 
 
 def _direct(candidate: _Candidate, read: TableRead, mapped: MappedTables) -> InputRows | None:

@@ -397,6 +397,34 @@ def test_means_are_tried_in_requests_of_as_many_rows_as_the_graph_names(
     same_answers(opened, folder, [request])
 
 
+def test_a_table_that_is_read_by_two_functions_of_one_input(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    # The manifest describes the first read.
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        masked = tf.where(item // 10 == APART // 10, tf.zeros_like(item), item)
+        return tf.concat([tf.gather(table, item), tf.gather(table, masked)], 0)
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    described(folder, {"item": ("t", LookupFeature("item"))}, {})
+    request = {"item": np.array([APART, APART - 1, APART - 2, APART - 11, 5, 0])}
+    assert combined(same_answers(opened, folder, [request])) == 1
+
+
+def test_equal_ops_compute_equal_ids(tf: Any) -> None:
+    with tf.Graph().as_default() as graph:
+        ids, others = (tf.compat.v1.placeholder(tf.int64, [None], name) for name in ("ids", "others"))
+        seven = tf.constant(7, tf.int64)
+        made = {
+            "ids": [ids % 7, ids % seven],
+            "other ids": [ids % 7, others % 7],
+            "another number": [ids % 7, ids % 8],
+            "another op": [ids % 7, ids // 7],
+            "another output": [tf.unique(ids)[0], tf.cast(tf.unique(ids)[1], tf.int64)],
+            "drawn": [tf.random.uniform([], 0, 9, tf.int64) for _ in range(2)],
+        }
+        flat = flatten(graph.as_graph_def(), [one.name for pair in made.values() for one in pair])
+    assert [name for name, (one, other) in made.items() if flat.computes_alike(one.name, other.name)] == ["ids"]
+
+
 def test_ids_that_another_signature_takes_as_they_are(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
     def score(tf: Any, table: Any, item: Any) -> Any:
         return tf.gather(table, tf.where(item // 1000 == 17, tf.zeros_like(item), item))
