@@ -91,7 +91,8 @@ def find_lookup(
     sizes = layout_sizes(flat, tensors[-1], read, claimed) if tensors else set()
     if constants is None or any(MOST_LENGTH < size < _OPEN_END for size in sizes):
         return None
-    constants = replace(constants, sizes=tuple(sorted(sizes)))
+    are_compared = cutting.ops.compares_sizes(tensors[-1], read, claimed)
+    constants = replace(constants, sizes=tuple(sorted(sizes)), are_compared=are_compared)
     own = _own(claim.feature) | {*sized_by(flat, tensors[-1], read, claimed)}
     spec, sparse = part_of(cutting.candidate.spec, cutting.sparse, own)
     to_feed, names = request_feed(spec, sparse)
@@ -126,7 +127,8 @@ def _claimed(claim: Claim, spec: SignatureSpec, sparse: Mapping[str, SparseNames
             inputs |= {node_of(names.indices), node_of(names.dense_shape)}
     rows = {n: tensor for n in spec.row_inputs - own if (tensor := spec.inputs[n]).shape == (None,)}
     beside = {n: node_of(t.tensor_name) for n, t in rows.items() if t.tensor_name and not t.is_optional}
-    return Claimed(keys, inputs, beside, claim.is_described, feature.combiner, feature.max_norm)
+    weights = frozenset({node_of(spec.inputs[feature.weights].tensor_name)} if feature.weights else ())
+    return Claimed(keys, inputs, beside, claim.is_described, feature.combiner, feature.max_norm, weights)
 
 
 def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool) -> Constants | None:
