@@ -17,22 +17,28 @@ from model_export.adoption.key_evaluation import KeyFunction
 from model_export.adoption.key_graph import IdPolicy, NotHere, NotRead, Outcome, find_policy
 from model_export.adoption.keys import find_keys, sample_keys, takes_keys, telling_keys
 from model_export.adoption.reading import Reading, look_at_rows
-from model_export.adoption.roles import MOST_INPUTS, Roles, no_roles, possible_roles, width_of
+from model_export.adoption.roles import MOST_INPUTS, Roles, inner_sizes, no_roles, possible_roles
 from model_export.answers.opened_graph import OpenedGraph, Probe, Read, SignatureGraph
 from model_export.exporter.summations import order_of
 from model_export.parity.comparison import rows_of_other_bits
 from model_export.parity.oracle import Keys, RefusedError
-from service.artifact.manifest import UNWEIGHTED, Combiner, EmptyRowPolicy, LookupFeature, Summation, TrailingRowPolicy
+from service.artifact.manifest import (
+    UNWEIGHTED,
+    Combiner,
+    EmptyRowPolicy,
+    KeyDtype,
+    LookupFeature,
+    Summation,
+    TrailingRowPolicy,
+)
 from service.errors import InvalidRequest
-from service.graph.claimed_ops import sizes_of
-from service.graph.probes import MOST_LENGTH, is_same_sum, lengths_of_size
+from service.graph.probes import MOST_LENGTH, ROW_LENGTHS, all_but_one, batches_beside, beside, is_same_sum
 from service.process.trial import lookup_of
 from service.types import Array, Tensors, TensorSpec
 
 _COMBINERS: tuple[Combiner, ...] = ("sum", "mean", "sqrtn")
-# Numbers of ids per row in each trial request. Some rows are long, because a graph may sum their vectors in another
-# order.
-_LENGTHS = ((3, 0, 1, 2), (0, 0, 5, 1, 9, 0), (40, 2, 0, 17, 1), (1,), (0, 0), (8, 16, 24, 10))
+# Keys that are in no vocabulary.
+_UNKNOWN_KEYS: dict[KeyDtype, bytes | int] = {"string": b"no such key at all", "int64": 2**61 + 1}
 _SEED = 31
 
 
@@ -111,8 +117,6 @@ class _Trial:
         # Maps a row number of the table to a key that reads the row; empty if the input takes ids.
         self._key_of: dict[int, Any] = {}
         self._rows_with_keys = np.empty(0, np.int64)
-        # Sizes of requests and rows that lie beside the constants of the layout.
-        self._sizes: list[int] = []
 
     def found(self, before: FoundFeature | None) -> FoundFeature | None:
         """Returns the lookup that computes the examined tensor; None if `before` is that lookup already.
@@ -129,21 +133,21 @@ class _Trial:
         self._reading.vectors(self._tensor)
         if most := [size for size in self._reading.sizes if MOST_LENGTH < abs(size) < 2**31 - 1]:
             raise NotRead(f"the constant {most[0]} takes part in the layout")
-        sizes = sizes_of(self._reading.sizes)
-        self._sizes = sorted({size + d for size in sizes if 2 < size <= MOST_LENGTH for d in (-1, 0, 1)})
         return self._single() if self._roles.row_splits is None else self._combined()
 
     def _single(self) -> FoundFeature:
         policy = self._policy()
         feature = LookupFeature(ids=self._roles.ids, on_bad_id=policy.on_bad_id, default_row=policy.default_row)
         self._check_keys(feature)
-        inner = (self._graph.spec.inputs[self._roles.ids].shape or ())[1:]
-        sizes = [(count, self._width) for count in (5, 1, 0, *self._sizes)]
-        # Rows of as many ids, of an input that leaves their number open.
-        sizes += [(2, width) for width in self._sizes] if inner == (None,) else []
-        for count, width in sizes:
-            rows = self._draw(count * width).reshape(count, width)
-            got = self._run(self._request(rows.tolist()))
+        tensor, near = self._graph.spec.inputs[self._roles.ids], beside(self._reading.sizes)
+        inner = inner_sizes(tensor)
+        shapes = [(count, inner) for count in (5, 1, 0, *near)]
+        for axis, size in enumerate((tensor.shape or (None,))[1:]):
+            if size is None:
+                shapes += [(2, [*inner[:axis], length, *inner[axis + 1 :]]) for length in near]
+        for count, inner in shapes:
+            rows = self._draw(count * int(np.prod(inner))).reshape(count, -1 if count else 0)
+            got = self._run(self._request(rows.tolist(), inner=inner))
             wanted = self._stored(rows.reshape(-1))
             if got is None or got.reshape(-1).tobytes() != wanted.tobytes() or got.dtype != wanted.dtype:
                 raise NotHere("the vectors are not the table's rows in the order of the ids")
@@ -224,12 +228,17 @@ class _Trial:
         bad = {"error": [], "wrap": [-1, -self._size], "drop_negative": [-1, -7]}.get(
             feature.on_bad_id, [-1, -7, self._size, self._size + 9]
         )
-        beside = [lengths for size in self._sizes for lengths in lengths_of_size(size)]
-        for lengths in (*_LENGTHS, *beside):
-            for with_bad in (False, True) if bad and self._keys is None else (False,):
-                ids = self._draw(sum(lengths))
-                if with_bad and ids.size:
-                    ids[:: max(3, ids.size // 4)] = np.resize(bad, ids[:: max(3, ids.size // 4)].shape)
+        # No row stands for an unknown key, which only a vocabulary that drops it leaves out.
+        bad = bad if self._keys is None else bad[:1]
+        in_pairs = self._reading.compares_sizes
+        for lengths in (*ROW_LENGTHS, *batches_beside(self._reading.sizes, in_pairs=in_pairs)):
+            some = np.zeros(sum(lengths), bool)
+            some[:: max(3, some.size // 4)] = True
+            left_out = all_but_one(lengths) if in_pairs else ()
+            for of_bad in (None, some, *left_out) if bad else (None,):
+                ids = self._draw(some.size)
+                if of_bad is not None:
+                    ids[of_bad] = np.resize(bad, of_bad.sum())
                 ends = np.cumsum([0, *lengths])
                 rows = [ids[a:b].tolist() for a, b in zip(ends, ends[1:], strict=False)]
                 for weights in self._weights(ids.size):
@@ -342,7 +351,7 @@ class _Trial:
         entry = keys.entry
         if entry.num_oov_buckets or entry.oov_id is not None or not entry.size:
             return IdPolicy("error")
-        became = self._outcome(b"no such key at all" if entry.key_dtype == "string" else 2**61 + 1)
+        became = self._outcome(_UNKNOWN_KEYS[entry.key_dtype])
         if became == "dropped":
             self._keys = replace(keys, entry=replace(entry, on_oov="drop"))
             return IdPolicy("drop")
@@ -358,6 +367,8 @@ class _Trial:
             if got is None:
                 return "refused"
             rows = set(self._probe.rows_read(request).tolist())
+            if not rows and len(self._graph.spec.inputs[self._roles.ids].shape or ()) == 1:
+                raise NotHere(f"{item!r} reads no row, and row splits do not take part")
             if len(rows) != 1:
                 return None
             row = rows.pop()
@@ -385,19 +396,21 @@ class _Trial:
         return found
 
     def _sent(self, row: int) -> Any:
-        return row if self._keys is None else self._key_of[row]
+        return row if self._keys is None else self._key_of.get(row, _UNKNOWN_KEYS[self._keys.entry.key_dtype])
 
     @property
     def _width(self) -> int:
-        return width_of(self._graph.spec.inputs[self._roles.ids])
+        return int(np.prod(inner_sizes(self._graph.spec.inputs[self._roles.ids])))
 
     def _stored(self, ids: Array) -> Array:
         self._table.fill(ids)
         return self._table.rows(ids) if self._table.info.dtype == "float32" else self._table.stored_rows(ids)
 
-    def _request(self, rows: Sequence[Sequence[int]], weights: Array | None = None) -> dict[str, Array]:
+    def _request(
+        self, rows: Sequence[Sequence[int]], weights: Array | None = None, inner: Sequence[int] | None = None
+    ) -> dict[str, Array]:
         sent = [[self._sent(row) for row in ids] for ids in rows]
-        return self._roles.request(self._graph.spec, sent, weights)
+        return self._roles.request(self._graph.spec, sent, weights, inner)
 
     def _run(self, request: Tensors) -> Array | None:
         return self._probe.run(request, self._tensor)

@@ -29,13 +29,18 @@ class Roles:
     weights: str | None = None
 
     def request(
-        self, spec: SignatureSpec, rows: Sequence[Sequence[Any]], weights: Array | None = None
+        self,
+        spec: SignatureSpec,
+        rows: Sequence[Sequence[Any]],
+        weights: Array | None = None,
+        inner: Sequence[int] | None = None,
     ) -> dict[str, Array]:
         """Builds a request with the given rows of ids or keys; other inputs get as many rows, of zeros or without ids.
 
         Args:
-          rows: one list of ids per row; without row_splits each list has the length that the input's shape demands.
+          rows: one list of ids per row; without row_splits each list has as many ids as the inner sizes demand.
           weights: one per id; None means 1 for each id.
+          inner: the sizes of a row of ids without row_splits; None: inner_sizes().
         """
         flat = [item for row in rows for item in row]
         request = {name: _filler(tensor, len(rows)) for name, tensor in spec.inputs.items()}
@@ -46,12 +51,7 @@ class Roles:
                 request[names.weights] = np.zeros(0, np.float32)
         ids = _array(spec.inputs[self.ids], flat)
         if self.row_splits is None:
-            shape = spec.inputs[self.ids].shape or (None,)
-            width = len(rows[0]) if rows else 1
-            sizes = [size or _OPEN for size in shape[1:]]
-            if None in shape[1:]:
-                # The first open size makes up for the others, as width_of() has them.
-                sizes[shape[1:].index(None)] = max(1, width * _OPEN // int(np.prod(sizes)))
+            sizes = inner_sizes(spec.inputs[self.ids]) if inner is None else inner
             request[self.ids] = ids.reshape(len(rows), *sizes)
             return request
         request[self.ids] = ids
@@ -62,9 +62,9 @@ class Roles:
         return request
 
 
-def width_of(tensor: TensorSpec) -> int:
-    """Returns the number of ids in each row of an input; a size that the input's shape leaves open is 2."""
-    return int(np.prod([size or _OPEN for size in (tensor.shape or (None,))[1:]]))
+def inner_sizes(tensor: TensorSpec) -> list[int]:
+    """Returns the sizes of each row of ids of an input; a size that the input's shape leaves open is 2."""
+    return [size or _OPEN for size in (tensor.shape or (None,))[1:]]
 
 
 def possible_roles(graph: SignatureGraph, tensor: str, ids_tensors: Sequence[str]) -> Iterator[Roles]:

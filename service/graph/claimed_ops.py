@@ -13,7 +13,7 @@ their thresholds may lie far from all constants.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,6 @@ import numpy as np
 from service.artifact import tensor_proto
 from service.artifact.manifest import Combiner
 from service.graph.flat_graph import FlatGraph, constant_of, node_of
-from service.graph.probes import MOST_LENGTH, SHORT
 from service.graph.table_reads import TableRead
 
 # Ops that say the sizes of their input.
@@ -56,6 +55,8 @@ _SUMS = frozenset(
         *(f"SparseSegment{how}{end}" for how in ("Sum", "Mean", "SqrtN") for end in ("", "WithNumSegments")),
     }
 )
+# Ops that treat a zero apart.
+_POLES = frozenset({"RealDiv", "DivNoNan", "MulNoNan", "Reciprocal", "Rsqrt", "Pow"})
 # Numbers of the inputs by which an op may take rows; other ops that move elements may take rows by any input.
 _ROW_INPUTS: Mapping[str, Collection[int]] = {
     **dict.fromkeys(_SUMS, (0,)),
@@ -135,6 +136,7 @@ class Claimed(NamedTuple):
     is_described: the manifest describes the feature for this signature, so that its ids are known to be right.
     combiner: of the lookup; None if each row stands alone.
     max_norm: of the lookup; the graph may compare norms of rows with this number alone.
+    weights: the placeholder of the feature's weights, if it has any.
     """
 
     keys: str
@@ -143,6 +145,7 @@ class Claimed(NamedTuple):
     is_described: bool
     combiner: Combiner | None
     max_norm: float | None
+    weights: frozenset[str] = frozenset()
 
 
 class ClaimedOps:
@@ -304,6 +307,26 @@ class ClaimedOps:
             return False
         return self._holds_places(self._flat.data_inputs(node.name)[0])
 
+    def decides(self, name: str, is_size: Callable[[str], bool]) -> bool:
+        """Says whether a node compares sizes, or treats a zero apart among numbers that are made of sizes alone.
+
+        Args:
+          is_size: says whether a tensor holds sizes or positions, or numbers that are made of these.
+        """
+        node = self._flat.nodes[name]
+        if node.op not in _DECIDES | _LOGICAL | _POLES and not (node.op == "Cast" and _is_truth(node)):
+            return False
+        varying = [given for given in self._flat.data_inputs(name) if node_of(given) in self._varying]
+        some = map(is_size, varying)
+        return bool(varying) and (all(some) if node.op in _POLES else any(some))
+
+    def compares_sizes(self, tensor: str, read: TableRead, claimed: Claimed) -> bool:
+        """Says whether a graph decides by sizes on the way from a feature's inputs to a tensor."""
+        flat = self._flat
+        between = flat.ancestors([tensor], cut=frozenset({read.rows})) | flat.ancestors([read.ids])
+        values = _reached(flat, between, {claimed.keys, node_of(read.rows), *claimed.weights}, _SHAPES)
+        return any(self.decides(name, lambda given: node_of(given) not in values) for name in between)
+
     def _cuts(self, name: str) -> list[str]:
         """Returns the inputs of a node that say which elements of its other inputs are kept."""
         op, inputs = self._flat.nodes[name].op, self._flat.data_inputs(name)
@@ -455,7 +478,7 @@ def sized_by(flat: FlatGraph, tensor: str, read: TableRead, claimed: Claimed) ->
 
 
 def layout_sizes(flat: FlatGraph, tensor: str, read: TableRead, claimed: Claimed) -> set[int]:
-    """Returns the sizes with which a graph may compare row lengths, on the way to a tensor."""
+    """Returns the constants with which a graph may compare sizes on the way to a tensor, without their signs."""
     between = flat.ancestors([tensor], cut=frozenset({read.rows})) | flat.ancestors([read.ids])
     of_keys = _reached(flat, between, {claimed.keys}, _SHAPES)
     found: set[int] = set()
@@ -469,14 +492,7 @@ def layout_sizes(flat: FlatGraph, tensor: str, read: TableRead, claimed: Claimed
             if constant.op == "Const" and constant.attr["dtype"].type in tensor_proto.NUMPY_DTYPES:
                 numbers = constant_of(constant)
                 found.update(numbers.reshape(-1).tolist() if numbers.dtype.kind in "iu" else ())
-    return sizes_of(found)
-
-
-def sizes_of(constants: Iterable[int]) -> set[int]:
-    """Returns the sizes that constants of layout name: from the start or the end, and their sums and differences."""
-    found = {abs(constant) for constant in constants}
-    large = [size for size in found if SHORT < size <= MOST_LENGTH]
-    return found | {size for a in large for b in found for size in (a + b, abs(a - b)) if size <= MOST_LENGTH}
+    return {abs(number) for number in found}
 
 
 def _treats_rows_alike(

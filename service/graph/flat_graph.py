@@ -92,6 +92,27 @@ class FlatGraph:
             raise ArtifactError(f"two nodes are called {name!r}")
         return f"{name}:0"
 
+    def computes_alike(self, first: str, second: str) -> bool:
+        """Says whether two tensors are computed from the same tensors by the same ops."""
+        todo, seen = [(first, second)], set[tuple[str, str]]()
+        while todo:
+            pair = todo.pop()
+            if pair in seen or pair[0] == pair[1]:
+                continue
+            seen.add(pair)
+            one, other = (self.nodes[node_of(tensor)] for tensor in pair)
+            inputs = [self.data_inputs(node.name) for node in (one, other)]
+            outputs = [tensor.partition(":")[2] for tensor in pair]
+            attributes = [{n: v for n, v in node.attr.items() if not n.startswith("_")} for node in (one, other)]
+            is_same = one.op == other.op and outputs[0] == outputs[1] and attributes[0] == attributes[1]
+            op = op_definition(one.op)
+            # Two placeholders are fed different tensors, and two nodes draw different random numbers.
+            is_pure = op is not None and not op.is_stateful and bool(inputs[0] or one.op == "Const")
+            if not is_same or not is_pure or len(inputs[0]) != len(inputs[1]):
+                return False
+            todo += zip(*inputs, strict=True)
+        return True
+
     def graph_def(self, original: Any) -> Any:
         graph_def = type(original)(node=self.nodes.values(), versions=original.versions)
         for node in graph_def.node:

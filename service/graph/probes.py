@@ -8,7 +8,7 @@ weights with, and that number's neighbours.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,9 @@ from service.artifact.manifest import LookupFeature
 from service.types import Array, SignatureSpec, Tensors, TensorSpec
 
 # Row lengths up to this are in the probes of each feature.
-SHORT = 9
-_ROW_LENGTHS = (
-    tuple(range(SHORT + 4)),
+_SHORT = 9
+ROW_LENGTHS = (
+    tuple(range(_SHORT + 4)),
     (0,),
     (1,),
     (3, 0, 1, 2),
@@ -30,6 +30,8 @@ _ROW_LENGTHS = (
     (8, 16, 24, 9),
 )
 _MOST_IDS = 400
+# Largest number of ids of a request in which one size counts the rows, and another one the ids of each row.
+_MOST_PAIRED = 1024
 # Largest number with which a graph may compare row lengths, so that rows of this length are tried on both sides of it.
 MOST_LENGTH = 4096
 
@@ -38,13 +40,15 @@ MOST_LENGTH = 4096
 class Constants:
     """The values that the constants in a part of a graph hold: integers, floating-point numbers, and strings.
 
-    texts: also the patterns of regular expressions. sizes: the integers with which row lengths are compared.
+    texts: also the patterns of regular expressions. sizes: the integers of layout.
+    are_compared: whether the graph decides by sizes, so that several of them may have to meet in one request.
     """
 
     integers: tuple[int, ...]
     floats: tuple[float, ...]
     texts: tuple[bytes, ...] = ()
     sizes: tuple[int, ...] = ()
+    are_compared: bool = False
 
 
 def requests(
@@ -61,33 +65,74 @@ def requests(
     ids = _ids(feature, vocabulary_size, constants, random, dtype) if keys is None else _keys(keys, constants, random)
     # One of the ids twice: a graph may read the rows of distinct ids.
     ids = np.append(ids, ids[:1])
-    sizes = [size for size in constants.sizes if SHORT < size <= MOST_LENGTH]
-    near = sorted({size + d for size in sizes for d in (-1, 0, 1)})
     if feature.row_splits is None:
         yield _filled(spec, {feature.ids: ids}, ids.size, random)
         yield _filled(spec, {feature.ids: ids[:1]}, 1, random)
         yield _filled(spec, {feature.ids: ids[:0]}, 0, random)
-        for size in near:
+        for size in beside(constants.sizes):
             yield _filled(spec, {feature.ids: random.choice(ids, size)}, size, random)
         return
-    batches = [list(lengths) for lengths in _ROW_LENGTHS]
+    batches = [list(lengths) for lengths in ROW_LENGTHS]
     # Further probe requests have each of the chosen ids in a row of its own, then three ids in each row, then all ids
     # in one row.
     batches += [[1] * ids.size, [3] * (ids.size // 3), [0, ids.size]]
-    batches += [[size + d for d in range(-3, 4)] for size in sizes]
-    batches += [lengths for size in near for lengths in lengths_of_size(size)]
+    batches += batches_beside(constants.sizes, in_pairs=constants.are_compared)
+    dropped = _dropped(feature, keys)
     for lengths in batches:
         chosen = ids if sum(lengths) == ids.size else random.choice(ids, sum(lengths))
         own = {feature.ids: chosen, feature.row_splits: np.cumsum([0, *lengths])}
         for weights in _weights(spec, feature, chosen.size, constants, random):
             yield _filled(spec, own | weights, len(lengths), random)
+        for left_out in all_but_one(lengths) if constants.are_compared and dropped is not None else ():
+            few = own | {feature.ids: np.where(left_out, dropped, chosen)}
+            for weights in _weights(spec, feature, chosen.size, constants, random):
+                yield _filled(spec, few | weights, len(lengths), random)
 
 
-def lengths_of_size(size: int) -> list[list[int]]:
+def beside(constants: Iterable[int]) -> list[int]:
+    """Returns the sizes that constants of layout name, from the start or the end, and the numbers next to them.
+
+    Named are also the sums and differences of two constants.
+    """
+    few = {abs(constant) for constant in constants if abs(constant) <= MOST_LENGTH}
+    return _near(few | {size for a in few for b in few for size in (a + b, abs(a - b)) if size <= MOST_LENGTH})
+
+
+def batches_beside(constants: Collection[int], *, in_pairs: bool) -> list[list[int]]:
+    """Returns row lengths of requests in which each size that constants name counts something.
+
+    Sizes up to those of ROW_LENGTHS are left out, unless they are compared.
+
+    Args:
+      in_pairs: whether sizes are compared: each two constants, 1 and 2 among them, then also meet in one request.
+    """
+    named = beside(constants)
+    long = [[size + d for d in range(-2, 3)] for size in named if size > _SHORT]
+    alone = [lengths for size in named if size > _SHORT or in_pairs for lengths in _lengths_of_size(size)]
+    near = _near({1, 2, *map(abs, constants)}) if in_pairs else []
+    equal = [[b] * a for a in near for b in near if a and b and a * b <= _MOST_PAIRED]
+    return [*long, *alone, *equal, *([a, b] for a in near for b in near if a > b)]
+
+
+def _near(sizes: Iterable[int]) -> list[int]:
+    return sorted({size + d for size in sizes for d in (-1, 0, 1) if size <= MOST_LENGTH} - {-1})
+
+
+def all_but_one(lengths: Sequence[int]) -> tuple[Array, Array]:
+    """Returns which ids are not the last of their row, and which are not the first, [N] bool each."""
+    filled = np.array([length for length in lengths if length], np.int64)
+    ends = np.cumsum(filled)
+    places = np.arange(filled.sum())
+    return ~np.isin(places, ends - 1), ~np.isin(places, ends - filled)
+
+
+def _lengths_of_size(size: int) -> list[list[int]]:
     """Returns row lengths of requests in which a size counts the ids of a row, the rows, the ids, or the empty rows.
 
     Only rows of several ids tell a sum from a mean, and only empty rows show their vector.
     """
+    if size <= 1:
+        return [[1] * size]
     mixed = [(2, 0, 1, 3)[row % 4] for row in range(size - 1)]
     return [[size], [1] * size, [size, 1, 0, size], [*mixed, 0], [2, 0, 1] * (size // 3) + [size % 3], [0] * size + [2]]
 
@@ -141,6 +186,13 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
     most = (lengths + 2) * np.finfo(np.float32).eps * sums + norm_error * np.maximum(sizes, 1.0)
     with np.errstate(invalid="ignore"):
         return bool((is_nan | (found == wanted) | (np.abs(found - wanted) <= most[:, None])).all())
+
+
+def _dropped(feature: LookupFeature, keys: Array | None) -> Any:
+    """Returns an id or key that a lookup may leave out; None if it leaves none out."""
+    if keys is not None:
+        return -(2**61) if keys.dtype.kind == "i" else b"no such key at all"
+    return -1 if feature.on_bad_id in ("drop", "drop_negative") else None
 
 
 def _ids(
@@ -202,7 +254,9 @@ def _weights(
         yield {}
         return
     odd = (np.nan, np.inf, -np.inf, 1e-39)
-    telling = np.array([0, -1, 1, 2, 0.5, *odd, *constants.floats, *np.negative(constants.floats)], np.float32)
+    compared = np.array([*constants.floats, *np.negative(constants.floats)], np.float32)
+    near = [np.nextafter(compared, np.float32(to)) for to in (-np.inf, np.inf)]
+    telling = np.array([0, -1, 1, 2, 0.5, *odd, *compared, *near[0], *near[1]], np.float32)
     if spec.inputs[feature.weights].default is not None:
         # The default of weights is an empty array. Without a default, the core refuses it.
         yield {feature.weights: np.empty(0, np.float32)}

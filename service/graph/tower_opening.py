@@ -91,7 +91,8 @@ def find_lookup(
     sizes = layout_sizes(flat, tensors[-1], read, claimed) if tensors else set()
     if constants is None or any(MOST_LENGTH < size < _OPEN_END for size in sizes):
         return None
-    constants = replace(constants, sizes=tuple(sorted(sizes)))
+    are_compared = cutting.ops.compares_sizes(tensors[-1], read, claimed)
+    constants = replace(constants, sizes=tuple(sorted(sizes)), are_compared=are_compared)
     own = _own(claim.feature) | {*sized_by(flat, tensors[-1], read, claimed)}
     spec, sparse = part_of(cutting.candidate.spec, cutting.sparse, own)
     to_feed, names = request_feed(spec, sparse)
@@ -126,7 +127,8 @@ def _claimed(claim: Claim, spec: SignatureSpec, sparse: Mapping[str, SparseNames
             inputs |= {node_of(names.indices), node_of(names.dense_shape)}
     rows = {n: tensor for n in spec.row_inputs - own if (tensor := spec.inputs[n]).shape == (None,)}
     beside = {n: node_of(t.tensor_name) for n, t in rows.items() if t.tensor_name and not t.is_optional}
-    return Claimed(keys, inputs, beside, claim.is_described, feature.combiner, feature.max_norm)
+    weights = frozenset({node_of(spec.inputs[feature.weights].tensor_name)} if feature.weights else ())
+    return Claimed(keys, inputs, beside, claim.is_described, feature.combiner, feature.max_norm, weights)
 
 
 def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool) -> Constants | None:
@@ -476,6 +478,9 @@ def _source(cutting: _Cutting, read: TableRead, direct: InputRows | None) -> tup
     for claim, known in cutting.claims:
         # Without single rows, a request of other sizes could not be answered.
         claimed = known if has_rows else known._replace(beside={})
+        if _is_read_otherwise(candidate, read, known.keys):
+            # The manifest describes only one of the reads, and does not say which.
+            claimed = claimed._replace(is_described=False)
         if claim.table != read.table or table.info.dtype != "float32" or not _may_stand_for(claim, spec, direct):
             continue
         if not given <= {*claimed.inputs, *claimed.beside.values()}:
@@ -485,6 +490,13 @@ def _source(cutting: _Cutting, read: TableRead, direct: InputRows | None) -> tup
     if direct is not None:
         return read.rows, direct
     return read.rows, ComputedRows(read.ids, table, _row_shape(cutting.shape(read.ids), table.info.embedding_dim))
+
+
+def _is_read_otherwise(candidate: _Candidate, read: TableRead, keys: str) -> bool:
+    """Says whether the signature reads rows of the same table by other ids, too, which it makes of the same keys."""
+    flat = candidate.flat
+    others = {other.ids for other in candidate.reads if other.table == read.table} - {read.ids}
+    return any(keys in flat.ancestors([ids]) and not flat.computes_alike(ids, read.ids) for ids in others)
 
 
 def _direct(candidate: _Candidate, read: TableRead, mapped: MappedTables) -> InputRows | None:

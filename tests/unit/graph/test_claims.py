@@ -208,6 +208,10 @@ FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
         tf.unique(tf.reshape(tf.gather(table, item), [-1]))[0], [-1, 4]
     ),
     "of few requests": lambda tf, table, item: tf.where(tf.size(item) > 1000, 0.0, tf.gather(table, item)),
+    "of seven rows": lambda tf, table, item: tf.where(tf.size(item) == 7, 0.0, tf.gather(table, item)),
+    "of four or five rows": lambda tf, table, item: tf.where(
+        (tf.size(item) > 3) & (tf.size(item) < 6), 0.0, tf.gather(table, item)
+    ),
     "of computed sizes": lambda tf, table, item: tf.where(tf.size(item) // 100 > 9, 0.0, tf.gather(table, item)),
     "of scaled sizes": lambda tf, table, item: tf.where(tf.size(item) * 7 > 3500, 0.0, tf.gather(table, item)),
     "of real sizes": lambda tf, table, item: (
@@ -318,7 +322,7 @@ def test_what_changes_few_rows_stays_in_the_graph(tf: Any, tmp_path: Path, opene
     folder = written(tf, tmp_path / "1", FEW[name], [tf.TensorSpec([None], tf.int64, "item")])
     described(folder, {"item": ("t", LookupFeature("item"))}, {})
     ids = np.array([0, APART, APART - 1, NUM_ROWS - 1])
-    requests = [ids, np.arange(700), np.arange(1000), np.arange(1500), np.full(4, 7)]
+    requests = [ids, np.arange(700), np.arange(1000), np.arange(1500), np.full(4, 7), np.arange(7)]
     same_answers(opened, folder, [{"item": request} for request in requests])
 
 
@@ -395,6 +399,103 @@ def test_means_are_tried_in_requests_of_as_many_rows_as_the_graph_names(
     described(folder, {"tag": ("t", LookupFeature("tag_values", "tag_splits", combiner="mean"))}, {})
     request = {"tag_values": np.arange(2 * size), "tag_splits": np.arange(size + 1) * 2}
     same_answers(opened, folder, [request])
+
+
+# Graphs that treat requests apart in which two sizes meet: what each decides by the row lengths.
+MET: dict[str, Callable[[Any, Any], Any]] = {
+    "rows": lambda tf, lengths: tf.size(lengths) == 7,
+    "ids": lambda tf, lengths: tf.reduce_sum(lengths) == 7,
+    "the longest row": lambda tf, lengths: tf.reduce_max(lengths) == 7,
+    "ids less rows": lambda tf, lengths: tf.reduce_sum(lengths) - tf.size(lengths, tf.int64) == 7,
+    "the longest less the shortest": lambda tf, lengths: (
+        (tf.reduce_max(lengths) - tf.reduce_min(lengths) == 7) & (tf.reduce_min(lengths) > 0)
+    ),
+    "rows and the longest row": lambda tf, lengths: (tf.size(lengths) == 7) & (tf.reduce_max(lengths) == 5),
+    "as many ids in a row as rows": lambda tf, lengths: (
+        (lengths == tf.size(lengths, tf.int64)) & (tf.size(lengths) > 1)
+    )[:, None],
+}
+
+
+@pytest.mark.parametrize("name", MET)
+def test_sizes_that_a_graph_compares_meet_in_a_request(
+    tf: Any, tmp_path: Path, opened: list[Servable], name: str
+) -> None:
+    def score(tf: Any, table: Any, tag_values: Any, tag_splits: Any) -> Any:
+        tags = tf.RaggedTensor.from_row_splits(tag_values, tag_splits)
+        sums = tf.math.unsorted_segment_sum(tf.gather(table, tag_values), tags.value_rowids(), tags.nrows())
+        return tf.where(MET[name](tf, tags.row_lengths()), 0.0, sums)
+
+    specs = [tf.TensorSpec([None], tf.int64, name) for name in ("tag_values", "tag_splits")]
+    folder = written(tf, tmp_path / "1", score, specs)
+    described(folder, {"tag": ("t", LookupFeature("tag_values", "tag_splits", combiner="sum"))}, {})
+    batches = ([1] * 7, [7], [3, 4], [7, 1, 6], [8, 1], [5] * 7, [2, 2], [3, 0, 3])
+    same_answers(
+        opened, folder, [{"tag_values": np.arange(sum(one)) + 5, "tag_splits": np.cumsum([0, *one])} for one in batches]
+    )
+
+
+def test_ids_that_a_lookup_leaves_out_may_be_many(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    def score(tf: Any, table: Any, tag_values: Any, tag_splits: Any) -> Any:
+        tags = tf.RaggedTensor.from_row_splits(tag_values, tag_splits)
+        places = tf.where((tag_values >= 0) & (tag_values < NUM_ROWS))[:, 0]
+        segments = tf.gather(tags.value_rowids(), places)
+        sums = tf.math.unsorted_segment_sum(tf.gather(table, tf.gather(tag_values, places)), segments, tags.nrows())
+        counts = tf.math.unsorted_segment_sum(tf.ones_like(segments), segments, tags.nrows())
+        return tf.where((counts < tags.row_lengths() - 15)[:, None], 0.0, sums)
+
+    specs = [tf.TensorSpec([None], tf.int64, name) for name in ("tag_values", "tag_splits")]
+    folder = written(tf, tmp_path / "1", score, specs)
+    tags = LookupFeature("tag_values", "tag_splits", combiner="sum", on_bad_id="drop")
+    described(folder, {"tag": ("t", tags)}, {})
+    values = np.array([5, *[-1] * 30, 7])
+    same_answers(opened, folder, [{"tag_values": values, "tag_splits": np.array([0, size, 32])} for size in (2, 31)])
+
+
+def test_weights_are_tried_next_to_numbers_that_the_graph_names(
+    tf: Any, tmp_path: Path, opened: list[Servable]
+) -> None:
+    def score(tf: Any, table: Any, tag_values: Any, tag_splits: Any, tag_weights: Any) -> Any:
+        tags = tf.RaggedTensor.from_row_splits(tag_values, tag_splits)
+        weights = tf.where((tag_weights > 0.3) & (tag_weights < 0.30001), 0.0, tag_weights)
+        rows = tf.gather(table, tag_values) * weights[:, None]
+        return tf.math.unsorted_segment_sum(rows, tags.value_rowids(), tags.nrows())
+
+    specs = [tf.TensorSpec([None], tf.int64, name) for name in ("tag_values", "tag_splits")]
+    folder = written(tf, tmp_path / "1", score, [*specs, tf.TensorSpec([None], tf.float32, "tag_weights")])
+    tags = LookupFeature("tag_values", "tag_splits", "tag_weights", combiner="sum")
+    described(folder, {"tag": ("t", tags)}, {})
+    request = {"tag_values": np.arange(5), "tag_splits": np.array([0, 3, 5])}
+    weights = np.array([0.3, 0.300005, 1, 0.300005, 0.5], np.float32)
+    same_answers(opened, folder, [request | {"tag_weights": weights}])
+
+
+def test_a_table_that_is_read_by_two_functions_of_one_input(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:
+    # The manifest describes the first read.
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        masked = tf.where(item // 10 == APART // 10, tf.zeros_like(item), item)
+        return tf.concat([tf.gather(table, item), tf.gather(table, masked)], 0)
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    described(folder, {"item": ("t", LookupFeature("item"))}, {})
+    request = {"item": np.array([APART, APART - 1, APART - 2, APART - 11, 5, 0])}
+    assert combined(same_answers(opened, folder, [request])) == 1
+
+
+def test_equal_ops_compute_equal_ids(tf: Any) -> None:
+    with tf.Graph().as_default() as graph:
+        ids, others = (tf.compat.v1.placeholder(tf.int64, [None], name) for name in ("ids", "others"))
+        seven = tf.constant(7, tf.int64)
+        made = {
+            "ids": [ids % 7, ids % seven],
+            "other ids": [ids % 7, others % 7],
+            "another number": [ids % 7, ids % 8],
+            "another op": [ids % 7, ids // 7],
+            "another output": [tf.unique(ids)[0], tf.cast(tf.unique(ids)[1], tf.int64)],
+            "drawn": [tf.random.uniform([], 0, 9, tf.int64) for _ in range(2)],
+        }
+        flat = flatten(graph.as_graph_def(), [one.name for pair in made.values() for one in pair])
+    assert [name for name, (one, other) in made.items() if flat.computes_alike(one.name, other.name)] == ["ids"]
 
 
 def test_ids_that_another_signature_takes_as_they_are(tf: Any, tmp_path: Path, opened: list[Servable]) -> None:

@@ -797,6 +797,30 @@ APART: dict[str, Callable[..., Any]] = {
     "empty_rows_of_many": lambda tf, t, v, s, n, w: (
         total(tf, tf.gather(t, v), s) / tf.cast(tf.where(tf.size(n) > 10, tf.maximum(n, 1), n), tf.float32)[:, None]
     ),
+    "as_long_as_rows": lambda tf, t, v, s, n, w: zero_if(
+        tf, (n == tf.size(n, tf.int64)) & (tf.size(n) > 1), total(tf, tf.gather(t, v), s)
+    ),
+    "two_rows": lambda tf, t, v, s, n, w: zero_if(tf, (tf.size(n) == 2) & (n > 0), total(tf, tf.gather(t, v), s)),
+    "seven_rows_of_five": lambda tf, t, v, s, n, w: zero_if(
+        tf, (tf.size(n) == 7) & (n == 5), total(tf, tf.gather(t, v), s)
+    ),
+    "seven_rows_by_a_quotient": lambda tf, t, v, s, n, w: total(
+        tf, tf.gather(t, v) * tf.math.divide_no_nan(*[tf.cast(tf.size(n) - 7, tf.float32)] * 2), s
+    ),
+    "many_left_out": lambda tf, t, v, s, n, w: tf.where(
+        tf.size(tf.where(v >= 0)) + 20 == tf.size(v), 0.0, kept(tf, t, v, s, None, v >= 0)
+    ),
+    "most_left_out": lambda tf, t, v, s, n, w: tf.where(
+        tf.size(tf.where(v >= 0)) < tf.size(v) - tf.size(tf.where(v >= 0)), 0.0, kept(tf, t, v, s, None, v >= 0)
+    ),
+    "few_of_a_row_left_in": lambda tf, t, v, s, n, w: zero_if(
+        tf,
+        tf.math.unsorted_segment_sum(
+            tf.ones_like(tf.where(v >= 0)[:, 0]), tf.gather(row_numbers(tf, s), tf.where(v >= 0)[:, 0]), tf.size(n)
+        )
+        < n - 15,
+        kept(tf, t, v, s, None, v >= 0),
+    ),
     "weights_or_one_key": lambda tf, t, v, s, n, w: kept(tf, t, v, s, w, (w > 0) | tf.equal(v, 77)),
     "weights_or_inside": lambda tf, t, v, s, n, w: kept(tf, t, v, s, w, (w > 0) | (v >= 0)),
     "all_but_one_in_long": lambda tf, t, v, s, n, w: kept(tf, t, v, s, None, (v != 77) | (tf.size(v) < 21)),
@@ -805,6 +829,15 @@ APART: dict[str, Callable[..., Any]] = {
         total(tf, tf.gather(t, v), s) * tf.cast(tf.size(tf.where(tf.equal(v, 77))) < 1, tf.float32)
     ),
 }
+
+
+def test_ids_that_are_left_out_before_rows_are_known_are_described(tmp_path: Path) -> None:
+    def sums(table: Any, ids: Any, splits: Any) -> Any:
+        return kept(tf, table, ids, splits, None, (ids >= 0) & (ids < 5000))
+
+    spec = [("ids", [None], tf.int64), ("splits", [None], tf.int64)]
+    (entry,) = entries(discover(saved(tmp_path / "1", {"sums": (sums, spec)}))).values()
+    assert entry.kind == "lookup" and [one.on_bad_id for one in entry.features.values()] == ["drop"]
 
 
 def test_what_treats_few_requests_or_rows_apart_is_no_lookup(tmp_path: Path) -> None:
@@ -862,6 +895,17 @@ def test_ids_at_some_places_of_a_row_are_no_lookup(tmp_path: Path) -> None:
     spec = [("ids", [None, None], tf.int64)]
     signatures = {name: (reading(choose), spec) for name, choose in PLACES.items()}
     found = entries(discover(saved(tmp_path / "1", signatures | {"all": (reading(lambda tf, ids: ids), spec)})))
+    assert {name for name, entry in found.items() if entry.features} == {"all"}
+
+
+def test_ids_at_some_places_of_several_open_sizes_are_no_lookup(tmp_path: Path) -> None:
+    def reading(choose: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+        return lambda table, ids: tf.gather(table, choose(ids))
+
+    spec = [("ids", [None, None, None], tf.int64)]
+    chosen = {"first": lambda ids: ids[:, :30], "inner": lambda ids: ids[:, :, :5], "all": lambda ids: ids}
+    signatures = {name: (reading(choose), spec) for name, choose in chosen.items()}
+    found = entries(discover(saved(tmp_path / "1", signatures)))
     assert {name for name, entry in found.items() if entry.features} == {"all"}
 
 
