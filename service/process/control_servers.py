@@ -17,6 +17,7 @@ from service.http.admin_app import create_admin_app
 from service.http.console_routes import new_csrf
 from service.http.http_app import create_http_app
 from service.http.http_parts import HttpParts
+from service.http.uploads import UploadsMiddleware
 from service.http.uvicorn_server import HttpServer, LimitedConnection, OwnConnection, uvicorn_config
 from service.process.bound_ports import BoundPort
 
@@ -38,6 +39,8 @@ class AdminServer:
         self._listeners = self._port.listen()
         console = parts.console and replace(parts.console, is_admin=True, csrf=new_csrf())
         app = create_admin_app(replace(parts, console=console), partial(reload_config, parts.engine))
+        # The outermost layer, so that it also bounds the bodies of callers that sign in.
+        app.add_middleware(UploadsMiddleware, settings.bytes_in_flight, settings.stall_timeout_s)
         self._server = HttpServer(
             uvicorn_config(
                 app,
