@@ -49,6 +49,9 @@ CONSTANTS: dict[str, dict[str, str]] = {
     },
     "service/process/control_servers.py": {"connections of the admin port": "MAX_ADMIN_CONNECTIONS"},
     f"{EDGE}/http2.rs": {"frame (HTTP/2)": "FRAME_BYTES"},
+    "service/versions/model_config.py": {
+        "characters of the name of a model or label in a list of models": "MAX_NAME",
+    },
     "service/observe/logs.py": {"lines of one logger and level that the log takes at once": "LINES_AT_ONCE"},
     f"{EDGE}/encoding.rs": {"inflated body or message beyond 4 MB": "RATIO"},
     "native/src/forms/json/document.rs": {
