@@ -145,8 +145,7 @@ class HealthUpdates:
         self._updating = threading.Lock()
         self._is_wanted = threading.Event()
         self._next_s = 0.0
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        threading.Thread(target=self._run, name="health", daemon=True).start()
 
     def update(self) -> None:
         with self._updating:
@@ -161,10 +160,6 @@ class HealthUpdates:
                 self._updating.release()
             return
         self._is_wanted.set()
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="health", daemon=True)
-                self._thread.start()
 
     def _update_and_pause(self) -> None:
         begun_s = self._clock()
@@ -362,7 +357,7 @@ class App:
           StartError: a port is in use, or the list of models is wrong.
         """
         settings = self._settings
-        asyncio.get_running_loop().set_default_executor(UnjoinedThreads(_NUM_THREADS, thread_name_prefix="asyncio"))
+        asyncio.get_running_loop().set_default_executor(UnjoinedThreads(_NUM_THREADS, "asyncio"))
         configs = self._lists.first()
         admin = self._create_admin() if settings.admin_port != 0 else None
         self._servers.bind()
