@@ -346,6 +346,7 @@ class App:
             statusz=access.server_wide(statusz) if access else statusz,
         )
         self._servers = self._create_servers()
+        self._admin: AdminServer | None = None
 
     async def run(self) -> list[str]:
         """Serves until SIGTERM or SIGINT, then shuts down; a second signal cuts the requests in flight.
@@ -359,7 +360,7 @@ class App:
         settings = self._settings
         asyncio.get_running_loop().set_default_executor(UnjoinedThreads(_NUM_THREADS, "asyncio"))
         configs = self._lists.first()
-        admin = self._create_admin() if settings.admin_port != 0 else None
+        admin = self._admin = self._create_admin() if settings.admin_port != 0 else None
         self._servers.bind()
         # Orchestrators kill the process 5 seconds after the delay and twice the drain timeout.
         end_s = settings.shutdown_delay_s + 2 * settings.drain_timeout_s + 3.0
@@ -482,6 +483,8 @@ class App:
     def _force(self) -> None:
         self._forced.set()
         self._servers.stop_now()
+        if self._admin is not None:
+            self._admin.stop_now()
 
     async def _shut_down(self) -> None:
         self._registry.drain()

@@ -60,6 +60,10 @@ class AdminServer:
     def start(self) -> None:
         self._serving = asyncio.create_task(self._server.serve(sockets=self._listeners))
 
+    def stop_now(self) -> None:
+        """Lets stop() wait for no request."""
+        self._server.force_exit = True
+
     async def stop(self) -> None:
         self._server.should_exit = True
         if self._serving is not None:

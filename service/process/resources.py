@@ -33,8 +33,15 @@ from service.versions.threads import Workers
 _SPARE = 128
 
 
+# Number of file descriptors with which the server starts and answers. With fewer, gRPC ends the process.
+_LEAST_FILES = 64
+
+
 def raise_descriptor_limit() -> int:
+    """Raises StartError if the hard limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < _LEAST_FILES:
+        raise StartError(f"the limit on open files is {hard} (ulimit -n): the server needs at least {_LEAST_FILES}")
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard

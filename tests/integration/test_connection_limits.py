@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -329,6 +330,17 @@ def test_bodies_of_the_admin_port_are_bounded_in_bytes_and_time(serve: Serve) ->
         f"http://127.0.0.1:{server.admin_port}/v1/models/default/tables/user:upsert", content=bytes(size)
     )
     assert upsert.status_code == 400
+
+
+def test_a_second_signal_does_not_wait_for_a_body_of_the_admin_port(serve: Serve) -> None:
+    server = serve(admin_port="auto", stall_timeout_s=PATIENCE_S, drain_timeout_s=PATIENCE_S).ready()
+    with socket.create_connection(("127.0.0.1", server.admin_port), PATIENCE_S) as client:
+        client.sendall(b"POST /v1/config:reload HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        server.signal(signal.SIGTERM)
+        server.wait_for_log("draining")
+        server.signal(signal.SIGTERM)
+        # Else it would wait for PATIENCE_S.
+        assert server.exit_code() == 0
 
 
 def test_a_connection_that_reached_its_age_answers_what_is_open_and_ends(serve: Serve) -> None:

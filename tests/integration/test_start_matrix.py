@@ -66,6 +66,17 @@ def test_sixty_four_descriptors(base: Path) -> None:
         assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.parametrize("limit", [20, 32])
+def test_too_few_descriptors_are_an_exit_status(base: Path, limit: int) -> None:
+    limiting = ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh"]
+    command = [sys.executable, "-m", "service", f"--model_base_path={base}", "--port=auto", "--rest_api_port=auto"]
+    ended = subprocess.run(
+        [*limiting, *command], cwd=ROOT, env=environment(), timeout=PATIENCE_S, capture_output=True, check=False
+    )
+    assert ended.returncode == 2
+    assert b"the limit on open files is %d" % limit in ended.stderr
+
+
 def test_closed_standard_streams(base: Path) -> None:
     closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
     with limited(base, prefix=closing) as (process, http):
