@@ -47,7 +47,7 @@ CONSTANTS: dict[str, dict[str, str]] = {
         "large messages and bodies of an HTTP/2 connection that are inflated, "
         "or that Python parses, at once": "MAX_INFLATED",
     },
-    "service/process/control_servers.py": {"connections of the admin port": "MAX_ADMIN_CONNECTIONS"},
+    "service/process/resources.py": {"connections of the admin port": "MAX_ADMIN_CONNECTIONS"},
     f"{EDGE}/http2.rs": {"frame (HTTP/2)": "FRAME_BYTES"},
     "service/versions/model_config.py": {
         "characters of the name of a model or label in a list of models": "MAX_NAME",

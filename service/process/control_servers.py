@@ -20,9 +20,7 @@ from service.http.http_parts import HttpParts
 from service.http.uploads import UploadsMiddleware
 from service.http.uvicorn_server import HttpServer, LimitedConnection, OwnConnection, uvicorn_config
 from service.process.bound_ports import BoundPort
-
-# Most open connections of the admin port, of which each client address gets its share.
-MAX_ADMIN_CONNECTIONS = 100
+from service.process.resources import max_admin_connections
 
 
 class AdminServer:
@@ -45,7 +43,7 @@ class AdminServer:
             uvicorn_config(
                 app,
                 drain_timeout_s=settings.drain_timeout_s,
-                http=partial(LimitedConnection, max_connections=MAX_ADMIN_CONNECTIONS),
+                http=partial(LimitedConnection, max_connections=max_admin_connections()),
                 h11_max_incomplete_event_size=settings.rest_api_max_head_bytes,
                 ssl_context_factory=None if tls is None else lambda *_: tls.context(),
                 lifespan="off",

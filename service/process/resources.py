@@ -29,7 +29,7 @@ from service.configuration.settings import StartError
 from service.versions.threads import Workers
 
 # Number of file descriptors that are kept free of connections, for model files, listeners, logs and TensorFlow; at most
-# half of all.
+# three quarters of all. A server of a small model has some 40 open.
 _SPARE = 128
 
 
@@ -50,7 +50,7 @@ def raise_descriptor_limit() -> int:
 def max_connections(configured: int) -> int:
     """Returns a port's limit on connections: `configured`, at most the free file descriptors; for 0, half of these."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    possible = max(soft - min(_SPARE, soft // 2), 2)
+    possible = max(soft - min(_SPARE, soft * 3 // 4) - max_admin_connections(), 2)
     return min(configured or possible // 2, possible)
 
 
@@ -73,6 +73,16 @@ def check_threads(num_threads: int) -> None:
         _native.check_threads(_OWN_THREADS + 2 * num_threads + of_grpc)
     except OSError as error:
         raise StartError(str(error)) from error
+
+
+# Most open connections of the admin port, of which each client address gets its share; at most one for each
+# _FILES_PER_ADMIN descriptors, which the other ports leave to it.
+MAX_ADMIN_CONNECTIONS, _FILES_PER_ADMIN = 100, 16
+
+
+def max_admin_connections() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(MAX_ADMIN_CONNECTIONS, max(soft // _FILES_PER_ADMIN, 2))
 
 
 # What the process may map in any case, so that small requests for memory do not fail.
