@@ -331,18 +331,21 @@ RUST_MAY_USE: dict[str, set[str]] = {
     "denormals.rs": set(),
     "priority.rs": set(),
     "sync.rs": set(),
+    "threads.rs": set(),
     "tables": {"denormals.rs", "priority.rs", "sync.rs"},
     "clusters": {"sync.rs"},
     "plan": {"tables", "clusters", "sync.rs"},
     "python_log.rs": {"plan"},
     # A tower calls TensorFlow, and a form knows a wire: neither knows the other.
-    "towers": {"plan", "tables", "denormals.rs", "sync.rs"},
+    "towers": {"plan", "tables", "denormals.rs", "sync.rs", "threads.rs"},
     "forms": {"plan", "tables"},
     "admission": {"priority.rs", "sync.rs"},
     "forward": {"admission"},
     "edge": {"forward", "admission", "forms", "plan", "priority.rs"},
     "python_tables.rs": {"tables"},
-    "python.rs": {"last_words.rs", "python_tables.rs", "tables", "clusters", "plan", "towers", "forms", "edge"},
+    "python.rs": {
+        *("last_words.rs", "threads.rs", "python_tables.rs", "tables", "clusters", "plan", "towers", "forms", "edge"),
+    },
     "python_graphs.rs": {"plan", "towers", "python.rs"},
     "lib.rs": {"python.rs", "python_graphs.rs", "python_log.rs", "python_tables.rs"},
 }

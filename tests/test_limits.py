@@ -49,15 +49,16 @@ CONSTANTS: dict[str, dict[str, str]] = {
         "large messages and bodies of an HTTP/2 connection that are inflated, "
         "or that Python parses, at once": "MAX_INFLATED",
     },
-    "service/process/control_servers.py": {
-        "connections of the admin port": "MAX_ADMIN_CONNECTIONS",
-        "request line and headers on the admin port": "MAX_HEAD_BYTES",
-    },
+    "service/process/control_servers.py": {"request line and headers on the admin port": "MAX_HEAD_BYTES"},
     "service/versions/neighbors.py": {
         "neighbours of a query of a search": "MAX_K",
         "queries of a search": "MAX_QUERIES",
     },
+    "service/process/resources.py": {"connections of the admin port": "MAX_ADMIN_CONNECTIONS"},
     f"{EDGE}/http2.rs": {"frame (HTTP/2)": "FRAME_BYTES"},
+    "service/versions/model_config.py": {
+        "characters of the name of a model or label in a list of models": "MAX_NAME",
+    },
     "service/observe/logs.py": {"lines of one logger and level that the log takes at once": "LINES_AT_ONCE"},
     f"{EDGE}/encoding.rs": {"inflated body or message beyond 4 MB": "RATIO"},
     "native/src/forms/json/document.rs": {

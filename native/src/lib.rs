@@ -33,6 +33,7 @@ mod python_log;
 mod python_tables;
 mod sync;
 pub mod tables;
+pub mod threads;
 pub mod towers;
 
 /// The native core of embedding-server: servables, their tables in clusters and on disk, wire formats, and the network

@@ -19,7 +19,7 @@ use crate::plan::faults::Code;
 use crate::plan::{self, Declined, Description, Effort, ModelRoutes, Routes, VersionMemory, Waiting};
 use crate::python_tables::{Map, Mark, memories};
 use crate::tables::paged;
-use crate::{clusters, last_words, towers};
+use crate::{clusters, last_words, threads, towers};
 
 pyo3::create_exception!(
     _native,
@@ -724,6 +724,12 @@ fn keep_last_words(lines: i32, standard_error: i32, buffer: Option<PyBuffer<u8>>
     Ok(())
 }
 
+/// Raises `OSError` if the system does not start `num` further threads.
+#[pyfunction]
+fn check_threads(py: Python<'_>, num: usize) -> PyResult<()> {
+    Ok(py.detach(|| threads::check(num))?)
+}
+
 #[pyfunction]
 #[allow(clippy::cast_precision_loss, reason = "seconds since 1970")]
 fn first_end_s(pem: &str) -> PyResult<f64> {
@@ -740,6 +746,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Batcher>()?;
     module.add_class::<Forms>()?;
     module.add_class::<Server>()?;
+    module.add_function(wrap_pyfunction!(check_threads, module)?)?;
     module.add_function(wrap_pyfunction!(first_end_s, module)?)?;
     module.add_function(wrap_pyfunction!(keep_last_words, module)?)
 }

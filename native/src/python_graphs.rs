@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -24,6 +24,10 @@ pyo3::create_exception!(
 );
 
 fn failure(error: GraphError) -> PyErr {
+    if error.code == GraphError::UNAVAILABLE {
+        // A load that fails by it is tried again.
+        return PyOSError::new_err((libc::EAGAIN, error.message));
+    }
     GraphFailure::new_err((error.code, error.message))
 }
 
@@ -51,12 +55,13 @@ impl GraphSession {
     /// Args:
     ///   library: full path of TensorFlow's library.
     ///   `graph_def`, config: a `GraphDef` and a `ConfigProto`.
+    ///   `num_threads`: number of threads of the session's pools.
     ///
-    /// Raises `GraphFailure`; `RuntimeError` if the library can not be loaded.
+    /// Raises `GraphFailure`; `RuntimeError` if the library can not be loaded; `OSError` without enough threads.
     #[staticmethod]
-    fn open(py: Python<'_>, library: &str, graph_def: &[u8], config: &[u8]) -> PyResult<Self> {
+    fn open(py: Python<'_>, library: &str, graph_def: &[u8], config: &[u8], num_threads: usize) -> PyResult<Self> {
         let api = api_of(py, library)?;
-        let session = py.detach(|| Session::open(api, graph_def, config)).map_err(failure)?;
+        let session = py.detach(|| Session::open(api, graph_def, config, num_threads)).map_err(failure)?;
         Ok(GraphSession { number: session.number, session: Arc::new(Mutex::new(Some(session))) })
     }
 
@@ -107,7 +112,7 @@ fn api_of(py: Python<'_>, library: &str) -> PyResult<&'static Api> {
 /// Args:
 ///   library: full path of TensorFlow's library.
 ///
-/// Raises `GraphFailure`; `RuntimeError` if the library can not be loaded.
+/// Raises `GraphFailure`; `RuntimeError` if the library can not be loaded; `OSError` without enough threads.
 #[pyfunction]
 fn op_definition<'py>(py: Python<'py>, library: &str, name: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
     let api = api_of(py, library)?;

@@ -77,12 +77,14 @@ class GraphProgram:
     steps: operations to run first, in this order, each with the strings for its scalar inputs by tensor: one restores
       variables from the path of a checkpoint, another fills vocabularies from the paths of assets.
     is_single_threaded: whether a run of the graph waits for no other run: its thread runs all operations, one by one.
+    num_threads: most threads of the pools of its session, and of the session for long runs.
     """
 
     graph_def: bytes = field(repr=False)
     config: bytes
     steps: tuple[Step, ...]
     is_single_threaded: bool
+    num_threads: int
     long_runs: LongRuns | None = None
 
 
@@ -115,6 +117,7 @@ def make_program(
         config.experimental.executor_type = "SINGLE_THREADED_EXECUTOR"
         # This executor can not run a graph whose nodes are placed on several devices, and kernels for GPUs may wait.
         config.device_count["GPU"] = 0
+    num_threads = config.intra_op_parallelism_threads + config.inter_op_parallelism_threads
     long_runs = None
     weights = _num_weights(graph_def.node, has_calls=not is_synchronous)
     if threads.within_op is None and (may_open_twice or weights < _MANY_WEIGHTS):
@@ -122,7 +125,12 @@ def make_program(
             long_runs = LongRuns(config.SerializeToString(), weights)
         config.intra_op_parallelism_threads = 1
     return GraphProgram(
-        graph_def.SerializeToString(), config.SerializeToString(), tuple(steps), is_single_threaded, long_runs
+        graph_def.SerializeToString(),
+        config.SerializeToString(),
+        tuple(steps),
+        is_single_threaded,
+        num_threads,
+        long_runs,
     )
 
 
@@ -209,7 +217,7 @@ def open_session(program: GraphProgram) -> CoreSession | None:
         return None
     try:
         with _as_graph_errors():
-            opened = found.core.GraphSession.open(found.library, program.graph_def, program.config)
+            opened = found.core.GraphSession.open(found.library, program.graph_def, program.config, program.num_threads)
     except RuntimeError as error:
         logger.warning("TensorFlow's library can not be loaded", extra={"reason": str(error)})
         return None

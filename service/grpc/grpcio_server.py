@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
@@ -27,6 +26,7 @@ from service.grpc.methods import (
     unary_handlers,
 )
 from service.grpc.refusals import STATUS_CODES, Refusals, retry_hint
+from service.versions.threads import Workers
 from service.wire.api import GRPC_API, PREDICT, Handler
 
 _OPEN_PATHS: dict[str, Part] = {
@@ -143,7 +143,7 @@ class GrpcServer:
     ) -> None:
         self._engine = engine
         self._abstract_name = abstract_name
-        self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
+        self._threads = Workers(max_workers, "grpc")
         known = guard or _Everybody(engine)
         self._health = Health(known.sees)
         self._reflection = Reflection(SERVICES, descriptor_pool(), known.check_reflection)
@@ -179,7 +179,12 @@ class GrpcServer:
         """Refuses new requests at once, and cancels those that have not ended after grace_s seconds; blocks."""
         self._health.stop()
         self._reflection.stop()
-        self._server.stop(grace_s).wait()
+        try:
+            stopped = self._server.stop(grace_s)
+        except RuntimeError:
+            # The system starts no thread that would wait.
+            stopped = self._server.stop(None)
+        stopped.wait()
         self._health.close()
         self._reflection.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -27,6 +27,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from service.control.engine import Engine
+from service.versions.threads import Workers
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
@@ -84,7 +85,7 @@ class Health:
         self._is_stopped = False
         self._is_closed = False
         # Health checks have a thread of their own, so that they are answered while all the server's workers are busy.
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="grpc-health")
+        self._threads = Workers(1, "grpc-health")
         self._changed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_changes, name="grpc-health-watch", daemon=True)
         self._sender.start()
@@ -236,7 +237,7 @@ class Reflection:
 
     def __init__(self, services: Sequence[str], pool: Any, check: Callable[[grpc.ServicerContext], object]) -> None:
         self._check = check
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grpc-reflection")
+        self._threads = Workers(_NUM_THREADS, "grpc-reflection")
         self._servicer = reflection.ReflectionServicer(services, pool=_PoolWithMethods(pool))
         self._lock = threading.Lock()
         self._open: set[grpc.ServicerContext] = set()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from hmac import compare_digest
 
@@ -39,6 +38,7 @@ from service.http.routing import (
     raw_path,
 )
 from service.types import ModelRef
+from service.versions.threads import Workers
 from service.wire.json_body import decode_upsert, dump_plain, encode_tables
 
 # Largest body, in bytes, of a request that replaces the list of models: enough for ten thousand models.
@@ -187,7 +187,7 @@ _NUM_THREADS = 4
 
 
 def _add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None:
-    threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
+    threads = Workers(_NUM_THREADS, "http-upsert")
     # One thread parses at a time: more would be no faster, and requests for status would wait for each of them.
     parsing = threading.Lock()
 

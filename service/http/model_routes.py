@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -41,6 +40,7 @@ from service.http.routing import (
 from service.types import ModelRef, SignatureSpec
 from service.versions.counts import DEFAULT_HOT_ROWS, MAX_HOT_ROWS, TableTraffic
 from service.versions.neighbors import SIGNATURE
+from service.versions.threads import Workers
 from service.wire import oip_models
 from service.wire.api import HTTP_API, statuses_json
 from service.wire.json_body import decode_neighbors, encode_neighbors, encode_tables, parse_object, shown
@@ -122,7 +122,7 @@ _MAX_WAITING = 16
 
 
 def add_diff_route(app: FastAPI, engine: Engine) -> None:
-    threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-diff")
+    threads = Workers(_NUM_THREADS, "http-diff")
     waiting = 0
 
     async def diff(request: Request) -> Response:

@@ -76,8 +76,9 @@ class LogWriter:
             if self._unreported or self._put - self._written + len(line) > BUFFER_BYTES:
                 self._unreported += 1
                 self._dropped += 1
-                return
-            self._append(line)
+            else:
+                self._append(line)
+            # Also for a dropped line: a line that is larger than the buffer is dropped while the buffer is empty.
             self._news.notify()
 
     def flush(self, timeout_s: float) -> bool:
@@ -168,6 +169,26 @@ _FLUSH_S = 2.0
 _INSIDE = tuple(f"service.{one}." for one in "versions search control tables graph loading core".split())
 
 
+# Characters from which a line is made anew with at most _MAX_CHARACTERS of each text. One that does not fit into the
+# buffer would be dropped.
+_LONG_LINE, _MAX_CHARACTERS = 64_000, 8_000
+
+
+def _shortened(record: logging.LogRecord) -> logging.LogRecord:
+    texts: dict[str, object] = {"msg": record.getMessage(), "told": getattr(record, "told", None), **_extras(record)}
+    if record.exc_info:
+        texts["traceback"] = logging.Formatter().formatException(record.exc_info)
+    cut = {name: _cut(value) for name, value in texts.items()}
+    return logging.makeLogRecord({**vars(record), **cut, "args": None, "exc_info": None})
+
+
+def _cut(value: object) -> object:
+    if value is None or isinstance(value, int | float):
+        return value
+    text = str(value)
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}...TRUNCATED"
+
+
 @dataclass(slots=True)
 class _Allowance:
     lines: float
@@ -234,7 +255,10 @@ class LogHandler(logging.Handler):
         return {"output": self._writer.dropped, "rate": self._limit.dropped}
 
     def _line(self, record: logging.LogRecord) -> bytes:
-        return self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+        line = self.format(record)
+        if len(line) > _LONG_LINE:
+            line = self.format(_shortened(record))
+        return line.encode("utf-8", "backslashreplace") + b"\n"
 
     def _report(self, dropped: int) -> bytes:
         message = "log lines dropped: standard error took no more"

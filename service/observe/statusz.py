@@ -53,6 +53,8 @@ class Statusz:
     files: Callable[[], ReadFiles] = ReadFiles
     failures: Callable[[], Document] = dict
     started_s: float = field(default_factory=time.time)
+    # Of the monotonic clock, because the wall clock may be set while the server runs.
+    begun_s: float = field(default_factory=time.monotonic)
 
     def read(self) -> Document:
         counted = self.requests()
@@ -80,7 +82,7 @@ class Statusz:
             "python": platform.python_version(),
             "pid": os.getpid(),
             "started": _time(self.started_s),
-            "uptime_s": round(time.time() - self.started_s, 1),
+            "uptime_s": round(time.monotonic() - self.begun_s, 1),
             "is_ready": self.registry.is_ready,
             "slow_request_s": self.recent.slow_s if self.settings.slow_request_ms else None,
             **_process(),

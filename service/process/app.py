@@ -145,8 +145,7 @@ class HealthUpdates:
         self._updating = threading.Lock()
         self._is_wanted = threading.Event()
         self._next_s = 0.0
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        threading.Thread(target=self._run, name="health", daemon=True).start()
 
     def update(self) -> None:
         with self._updating:
@@ -161,10 +160,6 @@ class HealthUpdates:
                 self._updating.release()
             return
         self._is_wanted.set()
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="health", daemon=True)
-                self._thread.start()
 
     def _update_and_pause(self) -> None:
         begun_s = self._clock()
@@ -346,6 +341,7 @@ class App:
             statusz=access.server_wide(statusz) if access else statusz,
         )
         self._servers = self._create_servers()
+        self._admin: AdminServer | None = None
 
     async def run(self) -> list[str]:
         """Serves until SIGTERM or SIGINT, then shuts down; a second signal cuts the requests in flight.
@@ -357,9 +353,9 @@ class App:
           StartError: a port is in use, or the list of models is wrong.
         """
         settings = self._settings
-        asyncio.get_running_loop().set_default_executor(UnjoinedThreads(_NUM_THREADS, thread_name_prefix="asyncio"))
+        asyncio.get_running_loop().set_default_executor(UnjoinedThreads(_NUM_THREADS, "asyncio"))
         configs = self._lists.first()
-        admin = self._create_admin() if settings.admin_port != 0 else None
+        admin = self._admin = self._create_admin() if settings.admin_port != 0 else None
         self._servers.bind()
         # Orchestrators kill the process 5 seconds after the delay and twice the drain timeout.
         end_s = settings.shutdown_delay_s + 2 * settings.drain_timeout_s + 3.0
@@ -482,6 +478,8 @@ class App:
     def _force(self) -> None:
         self._forced.set()
         self._servers.stop_now()
+        if self._admin is not None:
+            self._admin.stop_now()
 
     async def _shut_down(self) -> None:
         self._registry.drain()

@@ -25,7 +25,7 @@ from service.configuration.settings_reading import (
 )
 from service.core.choice import with_data_plane
 from service.observe.logs import LogWriter, configure_logging, name_requests_in_log, native_lines_in_log
-from service.process.resources import keep_freed_memory, raise_descriptor_limit
+from service.process.resources import check_threads, keep_freed_memory, raise_descriptor_limit
 
 if TYPE_CHECKING:
     from service.process.app import App
@@ -83,7 +83,8 @@ def _run(arguments: Sequence[str], writer: LogWriter) -> int:
         except KeyboardInterrupt:
             # Ctrl-C before the server handles signals itself, which is some seconds after the start.
             return 130
-        except Exception:
+        except BaseException:
+            # A panic of the native core is no Exception.
             logger.exception("the server ends: an error that it did not expect")
             return 1
 
@@ -166,6 +167,8 @@ def _serve(settings: Settings) -> int:
 
     name_requests_in_log(request_context.request_id.get)
     raise_descriptor_limit()
+    if settings.data_plane == "core":
+        check_threads(settings.num_threads)
     keep_freed_memory()
     server = _server_of(settings)
 

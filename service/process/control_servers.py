@@ -17,11 +17,11 @@ from service.http.admin_app import create_admin_app
 from service.http.console_routes import new_csrf
 from service.http.http_app import create_http_app
 from service.http.http_parts import HttpParts
+from service.http.uploads import UploadsMiddleware
 from service.http.uvicorn_server import HttpServer, LimitedConnection, OwnConnection, uvicorn_config
 from service.process.bound_ports import BoundPort
+from service.process.resources import max_admin_connections
 
-# Most open connections of the admin port, of which each client address gets its share.
-MAX_ADMIN_CONNECTIONS = 100
 # Largest request line with headers on the admin port, in bytes.
 MAX_HEAD_BYTES = 64 << 10
 
@@ -40,11 +40,13 @@ class AdminServer:
         self._listeners = self._port.listen()
         console = parts.console and replace(parts.console, is_admin=True, csrf=new_csrf())
         app = create_admin_app(replace(parts, console=console), partial(reload_config, parts.engine))
+        # The outermost layer, so that it also bounds the bodies of callers that sign in.
+        app.add_middleware(UploadsMiddleware, settings.bytes_in_flight, settings.stall_timeout_s)
         self._server = HttpServer(
             uvicorn_config(
                 app,
                 drain_timeout_s=settings.drain_timeout_s,
-                http=partial(LimitedConnection, max_connections=MAX_ADMIN_CONNECTIONS),
+                http=partial(LimitedConnection, max_connections=max_admin_connections()),
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 ssl_context_factory=None if tls is None else lambda *_: tls.context(),
                 lifespan="off",
@@ -58,6 +60,10 @@ class AdminServer:
 
     def start(self) -> None:
         self._serving = asyncio.create_task(self._server.serve(sockets=self._listeners))
+
+    def stop_now(self) -> None:
+        """Lets stop() wait for no request."""
+        self._server.force_exit = True
 
     async def stop(self) -> None:
         self._server.should_exit = True

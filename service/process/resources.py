@@ -20,19 +20,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
 from service.configuration.control_groups import memory_limit_bytes, private_bytes, swap_bytes
+from service.configuration.settings import StartError
+from service.versions.threads import Workers
 
 # Number of file descriptors that are kept free of connections, for model files, listeners, logs and TensorFlow; at most
-# half of all.
+# three quarters of all. A server of a small model has some 40 open.
 _SPARE = 128
 
 
+# Number of file descriptors with which the server starts and answers. With fewer, gRPC ends the process.
+_LEAST_FILES = 64
+
+
 def raise_descriptor_limit() -> int:
+    """Raises StartError if the hard limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < _LEAST_FILES:
+        raise StartError(f"the limit on open files is {hard} (ulimit -n): the server needs at least {_LEAST_FILES}")
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
@@ -41,8 +50,39 @@ def raise_descriptor_limit() -> int:
 def max_connections(configured: int) -> int:
     """Returns a port's limit on connections: `configured`, at most the free file descriptors; for 0, half of these."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    possible = max(soft - min(_SPARE, soft // 2), 2)
+    possible = max(soft - min(_SPARE, soft * 3 // 4) - max_admin_connections(), 2)
     return min(configured or possible // 2, possible)
+
+
+# Number of threads that the server starts before it answers its first request, beside two for each thread of
+# connections, and beside those of gRPC, which has one for each processor, at least two and at most 16.
+_OWN_THREADS = 28
+_LEAST_OF_GRPC, _MOST_OF_GRPC = 2, 16
+
+
+def check_threads(num_threads: int) -> None:
+    """Raises StartError if the system does not start the threads of a server with the native core.
+
+    Else gRPC, or the core's runtime, would end the process or wait for ever when they get no thread.
+    """
+    # The native core is imported here and not at the top, because the reference server has none.
+    from service import _native
+
+    of_grpc = min(max(os.cpu_count() or 1, _LEAST_OF_GRPC), _MOST_OF_GRPC)
+    try:
+        _native.check_threads(_OWN_THREADS + 2 * num_threads + of_grpc)
+    except OSError as error:
+        raise StartError(str(error)) from error
+
+
+# Most open connections of the admin port, of which each client address gets its share; at most one for each
+# _FILES_PER_ADMIN descriptors, which the other ports leave to it.
+MAX_ADMIN_CONNECTIONS, _FILES_PER_ADMIN = 100, 16
+
+
+def max_admin_connections() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(MAX_ADMIN_CONNECTIONS, max(soft // _FILES_PER_ADMIN, 2))
 
 
 # What the process may map in any case, so that small requests for memory do not fail.
@@ -171,11 +211,15 @@ async def in_own_thread(work: Callable[[], T], name: str) -> T:
         except BaseException as error:
             done.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError:
+        # The system starts no further thread.
+        asyncio.get_running_loop().run_in_executor(None, run)
     return await asyncio.wrap_future(done)
 
 
-class UnjoinedThreads(ThreadPoolExecutor):
+class UnjoinedThreads(Workers):
     """A pool of threads for asyncio.to_thread, whose shutdown does not wait for running work."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -193,12 +237,16 @@ def handle_signals(
 ) -> None:
     """Makes SIGTERM and SIGINT set `stop`, and end the process after end_s seconds, whatever it waits for then.
 
+    The thread that ends the process starts now: the system may start none when the signal comes.
+
     Concurrency: event loop only.
 
     Args:
       force: called at a second signal, and must not block.
       on_hangup: called in a thread at each SIGHUP.
     """
+    is_ending = threading.Event()
+    threading.Thread(target=_end_after, args=(is_ending, end_s), name="end-in-time", daemon=True).start()
 
     def on_signal(number: int) -> None:
         name = signal.Signals(number).name
@@ -207,12 +255,12 @@ def handle_signals(
             force()
             return
         logger.info("draining", extra={"signal": name})
-        threading.Thread(target=_end_after, args=(end_s,), name="end-in-time", daemon=True).start()
+        is_ending.set()
         stop.set()
 
     def hang_up() -> None:
         logger.info("SIGHUP: the list of models is read again")
-        threading.Thread(target=on_hangup, name="hangup", daemon=True).start()
+        loop.run_in_executor(None, on_hangup)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -225,7 +273,8 @@ async def wait_unless(event: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(event.wait(), seconds)
 
 
-def _end_after(seconds: float) -> None:
+def _end_after(is_ending: threading.Event, seconds: float) -> None:
+    is_ending.wait()
     time.sleep(seconds)
     logger.error("the shutdown takes too long: the process ends without it", extra={"seconds": seconds})
     logging.shutdown()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import replace
 from threading import get_ident
@@ -35,6 +35,7 @@ from service.versions.neighbors import (
     TableKeys,
 )
 from service.versions.servable import Servable
+from service.versions.threads import Workers
 
 T = TypeVar("T")
 
@@ -193,7 +194,7 @@ class Searches:
         self.indexes = NeighborIndexes(indexing, lease, limits.index_rows)
         self._threads = limits.threads
         self._clock = clock
-        self._pool = ThreadPoolExecutor(limits.threads, thread_name_prefix="neighbors")
+        self._pool = Workers(limits.threads, "neighbors")
         # One entry for each running search: the length of the deque is the number of searches, and needs no lock.
         self._running: deque[None] = deque()
         self._scanned: dict[tuple[int, str], int] = {}

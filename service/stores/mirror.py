@@ -76,7 +76,11 @@ class Listing:
         """Begins to list the store in a thread, unless a listing runs or was made less than poll_s ago."""
         if self._thread is None and self.clock() >= self._due_s:
             self._thread = threading.Thread(target=self._run, name=f"list-{self.store.uri}", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:
+                # The system starts no further thread: the next look tries again.
+                self._thread = None
 
     def wait(self) -> None:
         if (thread := self._thread) is not None:
@@ -258,8 +262,8 @@ class Mirror:
             job.message = before.message
         if read_record(self._path(version)) is not None:
             job.state, job.is_cached = "HERE", True
-        self._jobs[version] = job
         self._start(version, self._run, version, job)
+        self._jobs[version] = job
         return job
 
     def _start(self, version: int, run: Callable[..., None], *given: object) -> None:
@@ -372,8 +376,8 @@ class Mirror:
         )
         job.state, started_s = "HERE" if job.is_cached else "FETCHING", self.clock()
         over = threading.Event()
-        threading.Thread(target=self._tell, args=(version, fetch, over), name="fetch-progress", daemon=True).start()
         try:
+            threading.Thread(target=self._tell, args=(version, fetch, over), name="fetch-progress", daemon=True).start()
             outcome = fetch.bring()
             if outcome is Outcome.KEPT:
                 job.is_kept = True

@@ -215,15 +215,12 @@ class OneByOne:
     """A daemon thread that runs tasks one after the other, and logs those that raise. Concurrency: any thread."""
 
     def __init__(self, name: str, failure: str) -> None:
-        self._name, self._failure = name, failure
+        self._failure = failure
         self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def add(self, task: Callable[[], None]) -> None:
         self._waiting.put(task)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
 
     def _run(self) -> None:
         while True:

@@ -126,10 +126,19 @@ def is_in_store(base_path: str) -> bool:
     return _IN_STORE.fullmatch(base_path) is not None
 
 
+# Most characters of the name of a model, or of a label. The metrics repeat a model's name some thirty times, and each
+# error about an unknown model lists all names. The path of an HTTP request has at most 8 KB.
+MAX_NAME = 1000
+
+
 def check_list(configs: Sequence[ModelConfig], *, has_stores: bool = False) -> None:
-    """Checks a list of models: raises InvalidRequest for missing or repeated names, and for unsupported base paths."""
+    """Checks a list of models: raises InvalidRequest for missing, repeated or too long names, and for unsupported base
+    paths.
+    """
     names: set[str] = set()
     for config in configs:
+        if (longest := max(map(len, (config.name, *config.labels)))) > MAX_NAME:
+            raise InvalidRequest(f"The name of a model or label has {longest} characters: expected at most {MAX_NAME}")
         if config.name in names:
             raise InvalidRequest(f"Illegal to list model {config.name} multiple times in config list")
         names.add(config.name)

@@ -65,9 +65,13 @@ class CompensatingPool:
         long_since_s = self._clock() - LONG_S
         short = sum(begun_s > long_since_s for begun_s in self._begun_s.values())
         for _ in range(min(missing, self._size - short - self._idle)):
+            try:
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            except RuntimeError:
+                # The system starts no further thread: the job waits for one, or for the next tend().
+                return
             # The new thread counts as idle until it has a job, so that no second thread is started for this job.
             self._idle += 1
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def _run(self) -> None:
         lower_priority_of_loads()
@@ -149,8 +153,7 @@ class Poller:
         self._due, self._ended = threading.Condition(self._lock), threading.Condition(self._lock)
         self._entries: dict[str, _Entry] = {}
         self._sleeps_until_s = math.inf
-        self._is_stopped = False
-        self._thread: threading.Thread | None = None
+        self._is_started = self._is_stopped = False
 
     def add(self, watcher: ModelWatcher, on_end: Callable[[], None] = lambda: None) -> None:
         """Scans a model's folder now, and then at each interval.
@@ -159,10 +162,10 @@ class Poller:
           on_end: called once the model has no configuration and no loaded version, so that it is polled no more.
         """
         with self._lock:
+            if not self._is_started:
+                threading.Thread(target=self._run, name="poll", daemon=True).start()
+                self._is_started = True
             self._entries[watcher.name] = _Entry(watcher, on_end)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
-                self._thread.start()
             self._due.notify()
 
     def wake(self, name: str) -> None:
@@ -252,6 +255,9 @@ class Poller:
             self._act(entry, scanned)
         else:
             self._loads.submit(partial(self._act, entry, scanned))
+            with self._lock:
+                # Its thread may sleep, and tends the pools only while it knows of a job that waits.
+                self._due.notify()
 
     def _act(self, entry: _Entry, scanned: Scanned) -> None:
         due_s: float | None = None

@@ -1,4 +1,4 @@
-"""Starts threads for work beside the requests: work that is repeated, and work of low priority."""
+"""Starts threads for work beside the requests: pools, work that is repeated, and work of low priority."""
 
 from __future__ import annotations
 
@@ -7,8 +7,30 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 logger = logging.getLogger(__name__)
+
+
+class Workers(ThreadPoolExecutor):
+    """A pool of threads whose first thread starts at once, so that work waits while the system starts no further one.
+
+    Its base class would queue the work and raise an error, though another thread runs the work later.
+
+    Raises:
+      RuntimeError: the system does not start the first thread.
+    """
+
+    def __init__(self, num_threads: int, name: str, initializer: Callable[[], object] | None = None) -> None:
+        super().__init__(num_threads, thread_name_prefix=name, initializer=initializer)
+        self.submit(lambda: None)
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                raise
 
 
 def repeat(
@@ -37,8 +59,8 @@ _NICENESS = 15
 _NICENESS_OF_LOADS = 3
 
 
-def low_priority_thread(name: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_be_nicer_than_main, initargs=(_NICENESS,))
+def low_priority_thread(name: str) -> Workers:
+    return Workers(1, name, initializer=partial(_be_nicer_than_main, _NICENESS))
 
 
 def lower_priority_of_loads() -> None:

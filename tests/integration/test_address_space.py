@@ -13,8 +13,8 @@ import grpc
 import httpx
 import pytest
 
+from tests.integration.control_groups import memory_group
 from tests.integration.limited import LOOKUP, limited
-from tests.integration.memory_group import memory_group
 from tests.integration.process import PATIENCE_S, ServerProcess, until, unused_ports
 from tests.toy_model import write_toy_model
 

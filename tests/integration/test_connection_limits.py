@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import resource
 import shutil
+import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ from tests.integration.conftest import Serve
 from tests.integration.h2_client import H2Client, framed
 from tests.integration.limited import cpu_s
 from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, until, unused_ports
-from tests.integration.raw_http import BODY, answer, connect, post, rest, status
+from tests.integration.raw_http import BODY, answer, connect, post, rest, send, status
 from tests.toy_model import write_toy_model
 
 CLOSE = b"connection: close"
@@ -303,6 +305,42 @@ def _dropped(server: ServerProcess) -> dict[str, float]:
         return {}
     family = read_exposition(text)["embedding_server_connections_dropped_total"]
     return {labels["reason"]: family.value(**labels) for labels in family.labelled()}
+
+
+def test_bodies_of_the_admin_port_are_bounded_in_bytes_and_time(serve: Serve) -> None:
+    size = 1 << 20
+    server = serve(admin_port="auto", stall_timeout_s=5, max_request_bytes=size, max_bytes_in_flight=16 * size).ready()
+    head = f"POST /v1/models/default/tables/user:upsert HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.admin_port), PATIENCE_S))
+            for _ in range(3)
+        ]
+        # Each body stops before its last byte. As text that is parsed, one counts as more than half of the limit.
+        for client in clients:
+            send(client, [head + bytes(size - 1)])
+        ended = [status(rest(client)) for client in clients]
+        # An answer may be lost when the connection is closed while its client still sends.
+        assert set(ended) <= {503, 504, 0}
+        assert ended.count(504) <= 1
+        alone = stack.enter_context(socket.create_connection(("127.0.0.1", server.admin_port), PATIENCE_S))
+        send(alone, [head + bytes(size - 1)])
+        assert status(rest(alone)) == 504
+    upsert = httpx.post(
+        f"http://127.0.0.1:{server.admin_port}/v1/models/default/tables/user:upsert", content=bytes(size)
+    )
+    assert upsert.status_code == 400
+
+
+def test_a_second_signal_does_not_wait_for_a_body_of_the_admin_port(serve: Serve) -> None:
+    server = serve(admin_port="auto", stall_timeout_s=PATIENCE_S, drain_timeout_s=PATIENCE_S).ready()
+    with socket.create_connection(("127.0.0.1", server.admin_port), PATIENCE_S) as client:
+        client.sendall(b"POST /v1/config:reload HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        server.signal(signal.SIGTERM)
+        server.wait_for_log("draining")
+        server.signal(signal.SIGTERM)
+        # Else it would wait for PATIENCE_S.
+        assert server.exit_code() == 0
 
 
 def test_a_connection_that_reached_its_age_answers_what_is_open_and_ends(serve: Serve) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from loadtest.bench.models import write_large_model
-from tests.integration.memory_group import MemoryGroup, memory_group
+from tests.integration.control_groups import ControlGroup, memory_group
 from tests.integration.process import PACE_S, PATIENCE_S, ServerProcess, until
 from tests.tower_model import TAGS, USERS
 
@@ -49,13 +49,13 @@ def rows_of(ids: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture
-def group() -> Iterator[MemoryGroup]:
+def group() -> Iterator[ControlGroup]:
     """Yields a memory control group, or skips the test with the reason why there is none."""
     with memory_group(_LIMIT_MIB << 20) as made:
         yield made
 
 
-def _started(group: MemoryGroup, model: Path, **settings: object) -> ServerProcess:
+def _started(group: ControlGroup, model: Path, **settings: object) -> ServerProcess:
     server = ServerProcess(model_base_path=model, graph_signatures="off", **settings)
     group.add(server.pid)
     return server
@@ -71,7 +71,7 @@ def _is_right(server: ServerProcess, ids: np.ndarray) -> bool:
     return np.array_equal(server.predict_grpc(inputs, "lookup")["row"], rows_of(ids))
 
 
-def test_a_table_of_twice_the_memory_is_read_within_the_bound(group: MemoryGroup, model: Path) -> None:
+def test_a_table_of_twice_the_memory_is_read_within_the_bound(group: ControlGroup, model: Path) -> None:
     rng = np.random.default_rng(3)
     with _started(group, model, paged_tables_mib=120) as server:
         server.ready()
@@ -84,7 +84,7 @@ def test_a_table_of_twice_the_memory_is_read_within_the_bound(group: MemoryGroup
         assert 80_000 < _metric(server, "paged_reads_total") <= _metric(server, "paged_cold_rows_total") + 1000
         assert _metric(server, "paged_drops_total") > 40_000
         assert 115 << 20 < _metric(server, "paged_resident_bytes") <= 120 << 20
-        assert group.used_bytes <= _LIMIT_MIB << 20
+        assert group.used <= _LIMIT_MIB << 20
         # Lookups over JSON and the route for rows of a table read their rows from pages, too.
         ids = rng.integers(0, _NUM_ROWS, 50)
         assert np.array_equal(np.array(server.lookup({"row": ids.tolist()})["row"]), rows_of(ids))
@@ -95,7 +95,7 @@ def test_a_table_of_twice_the_memory_is_read_within_the_bound(group: MemoryGroup
         assert bad.status_code == 400 and str(_NUM_ROWS) in bad.json()["error"]
 
 
-def test_threads_of_connections_do_not_wait_for_the_disk(group: MemoryGroup, model: Path) -> None:
+def test_threads_of_connections_do_not_wait_for_the_disk(group: ControlGroup, model: Path) -> None:
     rng = np.random.default_rng(4)
     hot = np.arange(0, _NUM_ROWS, _NUM_ROWS // 500)
     with _started(group, model, paged_tables_mib=120) as server:

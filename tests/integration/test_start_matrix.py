@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
+from tests.integration.conftest import add_version
 from tests.integration.limited import limited, lookup
-from tests.integration.process import PATIENCE_S, ROOT, environment
+from tests.integration.process import PATIENCE_S, ROOT, environment, until, unused_ports
 
 pytestmark = pytest.mark.slow
 ROW_1 = [[1, 10]]
@@ -64,6 +67,44 @@ def test_sixty_four_descriptors(base: Path) -> None:
         assert lookup(http, [1]) == ROW_1
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("limit", [64, 100])
+def test_connections_leave_descriptors_for_a_new_version(base: Path, limit: int) -> None:
+    grpc_port, admin_port = unused_ports(2)
+    with (
+        limited(base, limits={resource.RLIMIT_NOFILE: limit}, admin_port=admin_port, port=grpc_port) as (_, http),
+        ExitStack() as stack,
+    ):
+        for port in (http.base_url.port, grpc_port, admin_port):
+            for _ in range(limit):
+                with suppress(OSError):
+                    client = stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+                    # A request that goes on is not closed in favour of a newer one.
+                    client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+        add_version(base, 2)
+        until(lambda: '"2"' in _text(http, "/v1/models/default"))
+        until(lambda: _text(http, "/v1/statusz") != "")
+
+
+def _text(http: httpx.Client, path: str) -> str:
+    """Returns an answer's body; "" for an error, or for a connection that is closed in favour of another one."""
+    try:
+        answer = http.get(path)
+    except httpx.TransportError:
+        return ""
+    return answer.text if answer.status_code == 200 else ""
+
+
+@pytest.mark.parametrize("limit", [20, 32])
+def test_too_few_descriptors_are_an_exit_status(base: Path, limit: int) -> None:
+    limiting = ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh"]
+    command = [sys.executable, "-m", "service", f"--model_base_path={base}", "--port=auto", "--rest_api_port=auto"]
+    ended = subprocess.run(
+        [*limiting, *command], cwd=ROOT, env=environment(), timeout=PATIENCE_S, capture_output=True, check=False
+    )
+    assert ended.returncode == 2
+    assert b"the limit on open files is %d" % limit in ended.stderr
 
 
 def test_closed_standard_streams(base: Path) -> None:

@@ -19,6 +19,8 @@ pub fn graph_refusal(signature: &Signature, inputs: &Inputs<'_>, code: u32, mess
         9 => "FailedPreconditionError",
         11 => "OutOfRangeError",
         12 => "UnimplementedError",
+        // Such as without threads for a first run.
+        14 => return Fault::new(Code::Unavailable, first_line(message).to_owned()),
         _ => return faults::graph_failed(format!("TensorFlow's code {code}: {message}")),
     };
     let text = Some(first_line(message)).filter(|text| !text.is_empty()).unwrap_or(name);

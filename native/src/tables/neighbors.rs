@@ -190,7 +190,7 @@ impl Table {
         // Each thread's part of the table begins at a multiple of eight rows, so only the last part has a group of
         // fewer than eight rows.
         let bound = |part: usize| if part == parts { num_rows } else { num_rows * part / parts / LANES * LANES };
-        let scan = |part: usize| {
+        let scan_here = |part: usize| {
             let mut found = vec![Nearest::new(search.k); search.own.len()];
             let mut is_late = false;
             let places = bound(part)..bound(part + 1);
@@ -201,16 +201,22 @@ impl Table {
         };
         let scan_behind_lookups = |part: usize| {
             priority::lower(SCAN_NICE);
-            scan(part)
+            scan_here(part)
         };
         let all = if num_rows < LEAST_ROWS {
-            vec![scan(0)]
+            vec![scan_here(0)]
         } else {
             std::thread::scope(|scope| {
                 let scan = &scan_behind_lookups;
-                let started: Vec<_> = (0..parts).map(|part| scope.spawn(move || scan(part))).collect();
-                let ended = started.into_iter().map(std::thread::ScopedJoinHandle::join);
-                ended.map(|found| found.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+                let begin =
+                    |part| std::thread::Builder::new().spawn_scoped(scope, move || scan(part)).map_err(|_| part);
+                let started: Vec<_> = (0..parts).map(begin).collect();
+                let end = |one: Result<std::thread::ScopedJoinHandle<'_, _>, usize>| match one {
+                    Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                    // The system starts no further thread.
+                    Err(part) => scan_here(part),
+                };
+                started.into_iter().map(end).collect()
             })
         };
         let mut all = all.into_iter();

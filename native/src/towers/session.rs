@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int};
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use super::c_api::{Api, Buffer, Graph, OK, Operation, Output, RawSession, Status};
 use super::tensor::Tensor;
 use crate::denormals::FlushDenormals;
+use crate::threads;
 
 /// An error from TensorFlow, or from the functions of this file, with a status code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +25,18 @@ impl GraphError {
     fn invalid(message: impl Into<String>) -> Self {
         GraphError { code: 3, message: message.into() }
     }
+
+    /// The code of an error whose reason lies outside of the graph.
+    pub const UNAVAILABLE: u32 = 14;
+}
+
+/// Number of threads that TensorFlow may start for a graph beside those of a session's pools.
+const MORE_THREADS: usize = 4;
+
+/// Returns an error if TensorFlow would get fewer than `num` threads, and some more: it would end the process.
+fn check_threads(num: usize) -> Result<(), GraphError> {
+    threads::check(num + MORE_THREADS)
+        .map_err(|error| GraphError { code: GraphError::UNAVAILABLE, message: error.to_string() })
 }
 
 impl fmt::Display for GraphError {
@@ -91,6 +104,8 @@ pub struct Session {
     api: &'static Api,
     graph: NonNull<Graph>,
     raw: Option<NonNull<RawSession>>,
+    /// Number of threads of its pools.
+    num_threads: usize,
     long_runs: OnceLock<LongRuns>,
 }
 
@@ -106,11 +121,18 @@ static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 impl Session {
     /// Opens a session, whose variables hold no values yet.
     ///
-    /// `graph_def` is a serialised `GraphDef`, `config` a serialised `ConfigProto`.
+    /// `graph_def` is a serialised `GraphDef`, `config` a serialised `ConfigProto`, by which the session's pools, also
+    /// those for long runs, have at most `num_threads` threads.
     ///
     /// # Errors
-    /// [`GraphError`]: TensorFlow refuses the graph or the config.
-    pub fn open(api: &'static Api, graph_def: &[u8], config: &[u8]) -> Result<Arc<Session>, GraphError> {
+    /// [`GraphError`]: TensorFlow refuses the graph or the config, or the system starts no threads for them.
+    pub fn open(
+        api: &'static Api,
+        graph_def: &[u8],
+        config: &[u8],
+        num_threads: usize,
+    ) -> Result<Arc<Session>, GraphError> {
+        check_threads(num_threads)?;
         let status = StatusGuard::new(api);
         // SAFETY: the C function `TF_NewGraph` has no preconditions.
         let Some(graph) = NonNull::new(unsafe { (api.new_graph)() }) else {
@@ -118,7 +140,7 @@ impl Session {
         };
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
         // From here on `session` owns the graph: dropping `session` frees it.
-        let mut session = Session { number, api, graph, raw: None, long_runs: OnceLock::new() };
+        let mut session = Session { number, api, graph, raw: None, num_threads, long_runs: OnceLock::new() };
         // SAFETY: TensorFlow copies the bytes of the graph; this block frees all C objects that it creates.
         unsafe {
             let buffer = (api.new_buffer_from_string)(graph_def.as_ptr().cast(), graph_def.len());
@@ -177,6 +199,7 @@ impl Session {
     }
 
     fn open_long(&self, long: &LongRuns) -> Result<Option<NonNull<RawSession>>, GraphError> {
+        check_threads(self.num_threads)?;
         let Some(raw) = self.open_raw(&long.config)? else { return Ok(None) };
         let prepared = long.steps.iter().try_for_each(|(operation, texts)| {
             let feeds: Vec<_> = texts.iter().map(|(tensor, _)| tensor.as_str()).collect();
@@ -246,6 +269,7 @@ impl Session {
             fetches: tensors(fetches)?,
             targets: targets.collect::<Result<_, _>>()?,
             session: self.number,
+            was_run: Default::default(),
         })
     }
 
@@ -291,6 +315,11 @@ impl Session {
             let message = format!("{} tensors are fed, and {} are wanted", feeds.len(), callable.feeds.len());
             return Err(GraphError::invalid(message));
         }
+        // For its first run, TensorFlow prepares the part of the graph on pools of its own.
+        let was_run = &callable.was_run[usize::from(self.raw != Some(session))];
+        if !was_run.load(Ordering::Relaxed) {
+            check_threads(self.num_threads)?;
+        }
         let given: Vec<_> = feeds.iter().map(Tensor::raw).collect();
         let mut found = vec![std::ptr::null_mut(); callable.fetches.len()];
         let count = |len: usize| c_int::try_from(len).unwrap_or(c_int::MAX);
@@ -317,6 +346,7 @@ impl Session {
             );
         }
         drop(flushes);
+        was_run.store(true, Ordering::Relaxed);
         // SAFETY: TF_SessionRun leaves the tensors in `found` to its caller, which owns and deletes them, even after a
         // failed run.
         let found: Vec<_> = found.into_iter().map(|raw| unsafe { Tensor::from_raw(api, raw) }).collect();
@@ -329,10 +359,11 @@ impl Session {
 /// Returns the serialised `OpDef` of an op; None if TensorFlow has no op of this name.
 ///
 /// # Errors
-/// [`GraphError`]: TensorFlow can not serialise the definition.
+/// [`GraphError`]: TensorFlow can not serialise the definition, or the system starts no threads for it.
 pub fn op_definition(api: &'static Api, name: &str) -> Result<Option<Vec<u8>>, GraphError> {
     const NOT_FOUND: u32 = 5;
     let Ok(name) = CString::new(name) else { return Ok(None) };
+    check_threads(0)?;
     let status = StatusGuard::new(api);
     // SAFETY: this block frees the graph and the buffer that it creates, and copies the bytes of the buffer before.
     let definition = unsafe {
@@ -377,6 +408,8 @@ pub struct Callable {
     feeds: Vec<Output>,
     fetches: Vec<Output>,
     targets: Vec<*const Operation>,
+    /// Whether it was run in the first session of the graph, and in the second one.
+    was_run: [AtomicBool; 2],
 }
 
 // SAFETY: a callable may be used by any thread: only Session::run uses its pointers to operations, and only for the

@@ -65,7 +65,7 @@ fn buffers_are_aligned() {
 #[test]
 fn a_graph_runs_from_tensors_to_tensors() {
     let Some(api) = tensorflow() else { return };
-    let session = Session::open(api, &doubling(1), &[]).unwrap();
+    let session = Session::open(api, &doubling(1), &[], 1).unwrap();
     let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
     let found = session.run(&callable, &[floats(api, &[1.5, -2.0, 0.0])]).unwrap();
     assert_eq!((found[0].dtype(), found[0].dims()), (FLOAT, vec![3]));
@@ -80,7 +80,7 @@ fn a_long_run_opens_the_second_session() {
     let Some(api) = tensorflow() else { return };
     for (num_weights, step, is_opened) in [(1 << 26, "y", true), ((1 << 26) - 1, "y", false), (1 << 26, "none", false)]
     {
-        let session = Session::open(api, &doubling(u8::try_from(STRING).unwrap()), &[]).unwrap();
+        let session = Session::open(api, &doubling(u8::try_from(STRING).unwrap()), &[], 1).unwrap();
         let texts = vec![("x:0".to_owned(), b"a".to_vec())];
         session.open_for_long_runs(vec![], vec![(step.to_owned(), texts)], num_weights);
         let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
@@ -98,7 +98,7 @@ fn a_long_run_opens_the_second_session() {
 #[test]
 fn shapes_are_known_as_far_as_the_graph_says_them() {
     let Some(api) = tensorflow() else { return };
-    let session = Session::open(api, &[doubling(1), node("n", "Size", &["x"], "T", 1)].concat(), &[]).unwrap();
+    let session = Session::open(api, &[doubling(1), node("n", "Size", &["x"], "T", 1)].concat(), &[], 1).unwrap();
     assert_eq!(session.shape("y:0").unwrap(), None);
     assert_eq!(session.shape("n:0").unwrap(), Some(vec![]));
     assert_eq!(session.shape("z:0").unwrap_err().code, 3);
@@ -123,7 +123,7 @@ fn a_graph_flushes_denormal_numbers_as_on_threads_of_tensorflow() {
     let alone = [&[tag, 1], &alone[1..]].concat();
     let denormal = f32::from_bits(1 << 20);
     for config in [&[][..], &alone] {
-        let session = Session::open(api, &doubling(1), config).unwrap();
+        let session = Session::open(api, &doubling(1), config, 1).unwrap();
         let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
         let found = session.run(&callable, &[floats(api, &[denormal, -denormal, 1.5])]).unwrap();
         let numbers: Vec<u32> = found[0].bytes().as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
@@ -136,7 +136,7 @@ fn a_graph_flushes_denormal_numbers_as_on_threads_of_tensorflow() {
 #[test]
 fn strings_go_in_and_out() {
     let Some(api) = tensorflow() else { return };
-    let session = Session::open(api, &doubling(7), &[]).unwrap();
+    let session = Session::open(api, &doubling(7), &[], 1).unwrap();
     let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
     let long = [b'z'; 100];
     let strings: [&[u8]; 3] = [b"a", b"", &long];
@@ -150,7 +150,7 @@ fn strings_go_in_and_out() {
 #[test]
 fn errors_have_the_messages_of_tensorflow() {
     let Some(api) = tensorflow() else { return };
-    let session = Session::open(api, &doubling(1), &[]).unwrap();
+    let session = Session::open(api, &doubling(1), &[], 1).unwrap();
     let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
     let sent = Tensor::of_strings(api, &[1], std::iter::once(&b"1"[..])).unwrap();
     let GraphError { code, message } = session.run(&callable, &[sent]).unwrap_err();
@@ -159,15 +159,15 @@ fn errors_have_the_messages_of_tensorflow() {
     assert_eq!(session.run(&callable, &[]).unwrap_err().code, 3);
     assert_eq!(session.callable(&["x:1"], &[], &[]).unwrap_err().code, 3);
     assert_eq!(session.callable(&[], &["z:0"], &[]).unwrap_err().code, 3);
-    assert!(Session::open(api, b"no graph", &[]).is_err());
-    let other = Session::open(api, &doubling(1), &[]).unwrap();
+    assert!(Session::open(api, b"no graph", &[], 1).is_err());
+    let other = Session::open(api, &doubling(1), &[], 1).unwrap();
     assert!(other.run(&callable, &[floats(api, &[1.0])]).is_err());
 }
 
 #[test]
 fn sessions_are_found_until_the_last_reference_is_dropped() {
     let Some(api) = tensorflow() else { return };
-    let session = Session::open(api, &doubling(1), &[]).unwrap();
+    let session = Session::open(api, &doubling(1), &[], 1).unwrap();
     let number = session.number;
     assert!(Session::of_number(number).is_some());
     drop(session);

@@ -225,6 +225,32 @@ def test_a_log_that_nobody_reads_drops_lines_and_says_so_once_it_is_read(log: Lo
     assert dropped("output") == lost
 
 
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_line_of_megabytes_is_cut(log: Log, log_format: str) -> None:
+    log.configure("info", log_format)
+    long = "x" * (2 * BUFFER_BYTES)
+    try:
+        raise ValueError(long)
+    except ValueError:
+        logging.getLogger("t").exception("%s", long, extra={"reason": long, "names": [long] * 3, "attempt": 7})
+    line = log.read()
+    assert line.count("TRUNCATED") == 4
+    if log_format == "json":
+        assert json.loads(line)["attempt"] == 7
+
+
+def test_a_line_that_the_buffer_can_not_hold_costs_no_other_line() -> None:
+    reading, writing = os.pipe()
+    writer = LogWriter(writing, lambda dropped: b"%d lines\n" % dropped)
+    writer.write(bytes(BUFFER_BYTES + 1))
+    assert writer.flush(PATIENCE_S)
+    writer.write(b"next\n")
+    assert writer.stop(PATIENCE_S)
+    assert os.read(reading, 100) == b"1 lines\nnext\n"
+    os.close(reading)
+    os.close(writing)
+
+
 def test_lines_after_a_full_disk_begin_anew_and_say_how_many_are_lost(tmp_path: Path) -> None:
     path, old = tmp_path / "log", resource.getrlimit(resource.RLIMIT_FSIZE)
     lines = [b"%d %s\n" % (number, b"x" * 25) for number in range(10)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,11 @@ def test_the_status_page_of_a_server_says_what_needs_attention() -> None:
     registry.start("m", 1)
     read = Statusz(lambda: "1", Settings(), registry, RecentRequests(1.0), Requests).read()
     assert [one["alert"] for one in read["attention"]] == ["EmbeddingModelUnavailable"]
+
+
+def test_the_uptime_does_not_follow_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(lambda model, status: None)
+    page = Statusz(lambda: "1", Settings(), registry, RecentRequests(1.0), Requests)
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s - 3600)
+    assert 0 <= page.read()["server"]["uptime_s"] < 3600

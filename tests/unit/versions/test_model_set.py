@@ -291,6 +291,14 @@ def logged(*log: Any, **fields: Any) -> ModelConfig:
             [ModelConfig("b", "hdfs://x/m")],
             "Model b: base_path hdfs://x/m is a URI; this server reads mounted folders, and s3://, gs:// and az://",
         ),
+        (
+            [ModelConfig("m" * 1001, "/m")],
+            "The name of a model or label has 1001 characters: expected at most 1000",
+        ),
+        (
+            [ModelConfig("m", "/m", labels={"l" * 1001: 1})],
+            "The name of a model or label has 1001 characters: expected at most 1000",
+        ),
         ([ModelConfig("", "/m")], "A model without a name is listed, its base_path is /m"),
         ([ModelConfig("b", "/m", platform="x")], "Model b requests unsupported platform x"),
         ([ModelConfig("b", "/m", platform="")], NO_PLATFORM),

@@ -20,6 +20,7 @@ from service.versions.poller import CompensatingPool, Poller
 from service.versions.registry import Registry
 from service.versions.repository import ModelWatcher
 from service.versions.servable import Servable
+from service.versions.threads import Workers
 from tests.unit.versions.fakes import FakeBackend, servable
 from tests.unit.versions.test_model_set import until
 
@@ -316,3 +317,29 @@ def test_idle_threads_end_and_new_jobs_get_new_ones(monkeypatch: pytest.MonkeyPa
         pool.submit(ran.set)
         assert ran.wait(30)
         until(lambda: not threads())
+
+
+def _start_none(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_jobs_wait_while_the_system_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = CompensatingPool("no-threads", 2)
+    ran = threading.Semaphore(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _start_none)
+        for _ in range(3):
+            pool.submit(ran.release)
+        assert pool.tend()
+    pool.tend()
+    assert all(ran.acquire(timeout=60) for _ in range(3))
+
+
+def test_work_of_a_pool_waits_while_the_system_starts_no_further_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(4, "no-further-threads")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _start_none)
+        assert [workers.submit(pow, number, 2).result(60) for number in range(3)] == [0, 1, 4]
+        with pytest.raises(RuntimeError):
+            Workers(4, "no-threads")
+    workers.shutdown()
