@@ -41,7 +41,7 @@ export function fieldsOf(signature: Signature): Field[] {
       .filter((name) => !parts.has(name))
       .map((name) => ({ name, dtype: dtypeOf(name), shape: (signature.inputs[name]?.tensor_shape.dim ?? []).map(({ size }) => Number(size)), isRagged: false })),
     ...ragged.map((name) => ({ name, dtype: dtypeOf(name + VALUES), shape: [-1, -1], isRagged: true })),
-  ].sort((a, b) => a.name.localeCompare(b.name));
+  ].sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
 }
 
 /** Says whether a field takes serialized tf.Examples, as the exporters of Estimators and of TFX name it. */

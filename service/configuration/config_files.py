@@ -12,6 +12,7 @@ from service.artifact.files import read_plain_file
 from service.configuration.settings import Settings
 from service.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError, os_errors_as
 from service.versions.model_config import (
+    SAVED_MODELS,
     ModelConfig,
     fault_of,
     find_versions,
@@ -92,6 +93,8 @@ def _base_paths(folder: str) -> list[str]:
         inside = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
     except OSError as error:
         raise InvalidRequest(unreadable(str(path), error)) from error
+    if not inside and not any((path / name).exists() for name in SAVED_MODELS):
+        raise InvalidRequest(f"no model in {path}: a version is a folder such as {path}/MODEL/1, with a saved_model.pb")
     models = [str(each) for each in inside if holds_versions(each)]
     if not models:
         raise InvalidRequest(unserved(str(path), found))

@@ -257,7 +257,7 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
         text = flags[name] if flags[name] is not None else environ.get(ENV_PREFIX + name.upper())
         if text is not None:
             try:
-                values[name] = _parse(types[name], text)
+                values[name] = _parse(types[name], text, _unit(name))
             except ValueError as error:
                 faults.append(f"--{name} is {text!r}: {error}")
     return Settings(**values), faults
@@ -293,7 +293,7 @@ def _foreign_values(flags: Mapping[str, str | None]) -> tuple[dict[str, str], li
     for name, flag in FOREIGN_FLAGS.items():
         text = flags[name]
         try:
-            if text is not None and not flag.asks_for_nothing(_parse(flag.kind, text)):
+            if text is not None and not flag.asks_for_nothing(_parse(flag.kind, text, _unit(name))):
                 asking[name] = flag.why
         except ValueError as error:
             faults.append(f"--{name} is {text!r}: {error}")
@@ -408,7 +408,22 @@ def _alone(kind: Any) -> dict[str, Any]:
     return {"nargs": "?", "const": "true"} if kind is bool else {}
 
 
-def _parse(kind: Any, text: str) -> Any:
+# The last word of a setting's name -> its unit.
+_UNITS = {
+    "bytes": " of bytes",
+    "mib": " of MiB",
+    "micros": " of microseconds",
+    "ms": " of milliseconds",
+    "s": " of seconds",
+    "seconds": " of seconds",
+}
+
+
+def _unit(name: str) -> str:
+    return _UNITS.get(name.rpartition("_")[2], "")
+
+
+def _parse(kind: Any, text: str, unit: str) -> Any:
     if get_origin(kind) is Literal:
         if text not in get_args(kind):
             raise ValueError(f"expected one of {', '.join(get_args(kind))}")
@@ -423,7 +438,7 @@ def _parse(kind: Any, text: str) -> Any:
         return (int if kind == Port else kind)(text)
     except ValueError:
         wanted = {int: "a whole number", Port: "a whole number, or 'auto'"}.get(kind, "a number")
-        raise ValueError(f"expected {wanted}") from None
+        raise ValueError(f"expected {wanted}{unit}") from None
 
 
 _SECRET = re.compile(r"token|secret|passw|credential|private|api_?key", re.IGNORECASE)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.core.forwarded import NO_FORWARDING, Forwarding
-from service.errors import InvalidRequest, ModelNotFound, RouteNotFound, ServiceError
+from service.errors import InvalidRequest, ModelNotFound, RouteNotFound, ServiceError, models_told
 from service.http.access import AccessMiddleware
 from service.http.console_routes import add_console_routes
 from service.http.errors import CODE_HEADER, error_response, service_error_response
@@ -83,6 +83,9 @@ def create_http_app(parts: HttpParts, forwarding: Forwarding = NO_FORWARDING) ->
         assert isinstance(error, ServiceError)
         counts.failed(request.scope, error)
         known = engine.models()[:_MAX_MODELS_TOLD] if isinstance(error, ModelNotFound) else None
+        if known is not None and request.url.path.startswith("/v2/"):
+            # Open Inference's clients show only the text; TensorFlow Serving's text is fixed.
+            return _answer_error(request, ModelNotFound(f"{error.message}{models_told(engine.models())}"), None)
         return _answer_error(request, error, known)
 
     async def on_http_exception(request: Request, error: Exception) -> Response:

@@ -34,6 +34,34 @@ _ADMIN = ("/config:reload", ":pin", ":upsert")
 # Paths of pages that name no model.
 _PAGES = ("/console", "/docs", "/healthz", "/metrics", "/readyz", "/v1/models", "/v1/statusz", "/openapi.json")
 
+# Paths of other servers' APIs -> the path here. A group of the pattern is the model's name, where the path has it.
+_FOREIGN = tuple(
+    (re.compile(pattern, re.IGNORECASE), path)
+    for pattern, path in (
+        # SageMaker and MLflow; TorchServe; SageMaker's servers of several models.
+        ("/invocations", "/v1/models/MODEL:predict"),
+        ("/predictions/([^/:]+)(?:/[^/]+)?", r"/v1/models/\1:predict"),
+        ("/models/([^/:]+)/invoke", r"/v1/models/\1:predict"),
+        # BentoML and other frameworks; Azure ML; Seldon; Vertex AI.
+        (r"(?:/api)?(?:/v\d+)?/predict|/score", "/v1/models/MODEL:predict"),
+        (r"(?:/seldon/[^/]+/[^/]+)?/api/v[\d.]+/predictions", "/v1/models/MODEL:predict"),
+        ("/v1/(?:projects|endpoints)/.+:predict", "/v1/models/MODEL:predict"),
+        # Triton; its generate extension, and paths without a model.
+        (r"/v2/models/([^/:]+(?:/versions/\d+)?)/(?:generate|generate_stream|infer_stream)", r"/v2/models/\1/infer"),
+        ("/v2(?:/models)?/infer", "/v2/models/MODEL/infer"),
+        # Servers of text embeddings.
+        (r"(?:/v1)?/(?:embed|embeddings|encode)", "/v1/models/MODEL:lookup"),
+    )
+)
+# The same for probes and pages, which are read by GET.
+_FOREIGN_PAGES = {
+    "/ping": "/healthz",
+    "/livez": "/healthz",
+    "/live": "/healthz",
+    "/swagger": "/docs",
+    "/redoc": "/docs",
+}
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -152,6 +180,8 @@ def meant(path: str, method: str = "POST", routes: Mapping[str, str] = MappingPr
     ('; did you mean /v1/models/films:lookup?', '; did you mean /v2?')
     >>> meant("/v1/model/films"), meant("/models/films/versions/2")
     ('; did you mean /v1/models/films?', '; did you mean /v1/models/films/versions/2?')
+    >>> meant("/predictions/films"), meant("/invocations", "GET")
+    ('; did you mean /v1/models/films:predict?', '; did you mean POST /v1/models/MODEL:predict?')
     >>> meant("/v1/config/reload")
     "; did you mean /v1/config:reload? the server's admin port (--admin_port) serves that path"
     >>> meant("/")
@@ -160,7 +190,13 @@ def meant(path: str, method: str = "POST", routes: Mapping[str, str] = MappingPr
     known = re.sub("/{2,}", "/", path).rstrip("/")
     if not known:
         return "; /docs lists the paths, /v1/models the models"
+    for pattern, here in _FOREIGN:
+        if found := pattern.fullmatch(known):
+            return f"; did you mean {'' if method == 'POST' else 'POST '}{found.expand(here)}?"
+    if page := _FOREIGN_PAGES.get(known):
+        return f"; did you mean {page}?"
     known = re.sub("^(/v1)?/models?/", "/v1/models/", known)
+    known = re.sub("^/v2/models/", "/v2/models/", known, flags=re.IGNORECASE)
     if known.endswith("/config/reload"):
         return "; did you mean /v1/config:reload? the server's admin port (--admin_port) serves that path"
     if known.endswith(_ADMIN):

@@ -445,7 +445,8 @@ def batching_of(settings: Settings) -> BatchingRules | None:
     try:
         return read_rules(settings.batching_parameters_file, settings.enable_per_model_batching_parameters)
     except InvalidRequest as error:
-        raise StartError(f"--batching_parameters_file={settings.batching_parameters_file}: {error.message}") from error
+        file = settings.batching_parameters_file
+        raise StartError(f"--batching_parameters_file={file}: {error.message.removeprefix(f'{file}: ')}") from error
 
 
 def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | None:

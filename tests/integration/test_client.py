@@ -255,7 +255,7 @@ def test_weights_that_are_not_finite_mean_the_same_on_both_wires(server: ServerP
 
 def test_the_port_of_the_other_protocol_is_named(server: ServerProcess) -> None:
     for target, text in (
-        (f"127.0.0.1:{server.http_port}", "answers HTTP and no gRPC .*: name the server's gRPC port, by default 8500"),
+        (f"127.0.0.1:{server.http_port}", "this is the HTTP port: send gRPC calls to the gRPC port"),
         (f"http://127.0.0.1:{server.grpc_port}", "Is this the server's HTTP port, by default 8501"),
     ):
         with EmbeddingClient(target, model="default", retries=0, timeout_s=PATIENCE_S) as client:

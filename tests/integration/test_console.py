@@ -548,26 +548,33 @@ def test_a_chosen_model_stays_chosen_on_the_next_page(console: Watched) -> None:
     assert box(page, "Model").input_value() == "pair"
 
 
-def test_a_form_of_many_tables_reads_few_rows(console: Watched) -> None:
+def test_a_form_of_many_fields_shows_and_sends_the_first_ones(console: Watched) -> None:
     page = console.page
 
     def widen(route: Route) -> None:
         answer = route.fetch()
-        (first, *_) = answer.json()["tables"]
-        tables = [first | {"name": f"table{number}", "features": [f"feature{number}"]} for number in range(100)]
-        route.fulfill(response=answer, json={"tables": tables})
-
-    rows: list[str] = []
-    page.route("**/v1/models/toy/tables", widen)
+        document = answer.json()
+        if "tables" in document:
+            (first, *_) = document["tables"]
+            document["tables"] = [first | {"name": f"table{n}", "features": [f"feature{n}"]} for n in range(30)]
+        else:
+            signature = document["metadata"]["signature_def"]["signature_def"]["lookup"]
+            signature["inputs"] = {f"feature{number}": signature["inputs"]["user"] for number in range(30)}
+        route.fulfill(response=answer, json=document)
 
     def give(route: Route) -> None:
         rows.append(route.request.url)
         route.fulfill(json={"keys": {}})
 
+    rows: list[str] = []
+    page.route(re.compile(r"/v1/models/toy/(tables|metadata)$"), widen)
     page.route("**/tables/table*:row*", give)
-    console.open("try?model=toy")
-    page.get_by_role("button", name="Send").wait_for()
-    assert 0 < len(rows) <= 12
+    console.open("try?model=toy&signature=lookup")
+    page.get_by_text("18 more fields").wait_for()
+    assert len(rows) == 12
+    program = page.get_by_role("region", name="curl").inner_text()
+    assert "feature11" in program and "feature12" not in program
+    assert [one.rpartition("/")[2].partition(":")[0] for one in rows] == [f"table{number}" for number in range(12)]
 
 
 @pytest.fixture

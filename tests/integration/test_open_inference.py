@@ -150,8 +150,9 @@ def test_errors_have_their_status_and_text(toy: ServerProcess, connect: Callable
     is_http = wire == "http"
     bad, missing = ("400", "404") if is_http else ("StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")
     too_large = "413" if is_http else "StatusCode.RESOURCE_EXHAUSTED"
-    unknown = "Servable not found for request: Latest(nobody)" + ("" if is_http else "; models: toy")
-    assert refused(lambda: client.infer("nobody", user)) == (missing, unknown)
+    unknown = (missing, "Servable not found for request: Latest(nobody); models: toy")
+    assert refused(lambda: client.infer("nobody", user)) == unknown
+    assert refused(lambda: client.triton.get_model_metadata("nobody")) == unknown
     status, text = refused(lambda: client.infer("toy", user, "lookup", model_version="7"))
     assert (status, text) == (missing, "Servable not found for request: Specific(toy, 7); versions served: 1")
     status, text = refused(lambda: client.infer("toy", {"user": np.array([9])}, "lookup"))

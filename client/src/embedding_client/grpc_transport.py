@@ -95,11 +95,6 @@ def _rpc_error(error: grpc.RpcError, target: Target, timeout_s: float) -> Embedd
     code, text = error.code().name, error.details() or ""
     if code == "DEADLINE_EXCEEDED":
         text = f"No answer from {target} within {timeout_s:.3g} s: {text}"
-    if "http2 header" in text:
-        text = (
-            f"{target} answers HTTP and no gRPC ({text}): name the server's gRPC port, by default 8500, or the target "
-            f"http://{target}."
-        )
     if "WRONG_VERSION_NUMBER" in text:
         text = f"{text}. This port has no TLS: begin the target with grpc://."
     return error_of(code, text)

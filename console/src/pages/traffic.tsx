@@ -338,7 +338,7 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
           {history.spans[1] ? <Latencies span={history.spans[1]} /> : null}
         </>
       ) : null}
-      {overview.methods.includes("hot") && !statusz.isLoading ? <HotIds overview={overview} params={hotParams} /> : null}
+      {overview.models.length > 0 && overview.methods.includes("hot") && !statusz.isLoading ? <HotIds overview={overview} params={hotParams} /> : null}
     </>
   );
 }

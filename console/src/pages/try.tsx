@@ -95,31 +95,35 @@ interface Source {
   row: Row | undefined;
 }
 
-// A form of more tables shows rows of the first ones only: each row is a request of its own.
-const MAX_EXAMPLES = 12;
+// Of a form with more fields, the rest is folded, and their tables' rows are not read.
+const MAX_SHOWN_FIELDS = 12;
 
 async function readSources(model: string, version: string): Promise<Source[]> {
   const { tables } = await get<{ tables: Table[] }>(`${modelPath(model, version)}/tables`);
-  const read = tables.map(async (table, at) => {
-    if (at >= MAX_EXAMPLES) return { table, row: undefined };
-    // Row 0 is often one for padding.
+  const sources: Source[] = [];
+  for (const table of tables) {
+    // Row 0 is often one for padding. One row at a time: the server refuses more than a few requests for rows at once.
     const path = tablePath(model, version, table.name, `:row?id=${Math.min(1, table.vocabulary_size - 1)}`);
-    return { table, row: await get<Row>(path).catch(() => undefined) };
-  });
-  return Promise.all(read);
+    const row = sources.length < MAX_SHOWN_FIELDS ? await get<Row>(path).catch(() => undefined) : undefined;
+    sources.push({ table, row });
+  }
+  return sources;
 }
 
 function Form(props: { model: string; version: string; name: string; fields: Field[]; sources: Source[]; session: Session; kind: string }): JSX.Element {
   const { fields, name } = props;
   const sourceOf = (field: Field): Source | undefined => props.sources.find((one) => one.table.features.includes(field.name));
   const example = (field: Field): string => exampleOf(field, String(sourceOf(field)?.row?.keys[field.name] ?? "key"));
-  const [method, setMethod] = useState<Method>(name.startsWith("lookup") ? "lookup" : "predict");
+  const usual: Method = name.startsWith("lookup") ? "lookup" : "predict";
+  // A lookup takes some of its features.
+  const start = (field: Field, at: number): string => (usual === "lookup" && at >= MAX_SHOWN_FIELDS ? "" : example(field));
+  const [method, setMethod] = useState<Method>(usual);
   const [texts, setTexts] = useState<Record<string, string>>({});
   const [answer, setAnswer] = useState<Answer>();
   const [isBusy, setBusy] = useState(false);
   useEffect(() => {
-    setMethod(name.startsWith("lookup") ? "lookup" : "predict");
-    setTexts((old) => Object.fromEntries(fields.map((field) => [field.name, old[field.name] ?? example(field)])));
+    setMethod(usual);
+    setTexts((old) => Object.fromEntries(fields.map((field, at) => [field.name, old[field.name] ?? start(field, at)])));
     setAnswer(undefined);
   }, [name, fields]);
   let body = "";
@@ -149,6 +153,40 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
       setBusy(false);
     }
   };
+  const input = (field: Field): JSX.Element => {
+    const { table, row } = sourceOf(field) ?? {};
+    return (
+    <div class="input" key={field.name}>
+    <label class="field">
+      <span>
+        <strong>{field.name}</strong> <small>{hintOf(field, table, row)}</small>
+      </span>
+      <textarea
+        rows={field.isRagged ? 3 : 1}
+        spellcheck={false}
+        value={texts[field.name] ?? ""}
+        onInput={(event) => {
+          const value = event.currentTarget.value;
+          setTexts((old) => ({ ...old, [field.name]: value }));
+          forget();
+        }}
+      />
+    </label>
+    {table ? (
+      <Finder
+        model={props.model}
+        version={props.version}
+        table={table.name}
+        field={field}
+        onFound={(value) => {
+          setTexts((old) => ({ ...old, [field.name]: withValue(old[field.name] ?? "", example(field), value) }));
+          forget();
+        }}
+      />
+    ) : null}
+    </div>
+    );
+  };
   return (
     <div class="columns">
       <form class="card" onSubmit={(event) => void onSubmit(event)} aria-label="Request">
@@ -166,40 +204,13 @@ function Form(props: { model: string; version: string; name: string; fields: Fie
             forget();
           }}
         />
-        {fields.map((field) => {
-          const { table, row } = sourceOf(field) ?? {};
-          return (
-          <div class="input" key={field.name}>
-          <label class="field">
-            <span>
-              <strong>{field.name}</strong> <small>{hintOf(field, table, row)}</small>
-            </span>
-            <textarea
-              rows={field.isRagged ? 3 : 1}
-              spellcheck={false}
-              value={texts[field.name] ?? ""}
-              onInput={(event) => {
-                const value = event.currentTarget.value;
-                setTexts((old) => ({ ...old, [field.name]: value }));
-                forget();
-              }}
-            />
-          </label>
-          {table ? (
-            <Finder
-              model={props.model}
-              version={props.version}
-              table={table.name}
-              field={field}
-              onFound={(value) => {
-                setTexts((old) => ({ ...old, [field.name]: withValue(old[field.name] ?? "", example(field), value) }));
-                forget();
-              }}
-            />
-          ) : null}
-          </div>
-          );
-        })}
+        {fields.slice(0, MAX_SHOWN_FIELDS).map(input)}
+        {fields.length > MAX_SHOWN_FIELDS ? (
+          <details>
+            <summary>{fields.length - MAX_SHOWN_FIELDS} more fields</summary>
+            {fields.slice(MAX_SHOWN_FIELDS).map(input)}
+          </details>
+        ) : null}
         {fault ? (
           <p class="problem" role="alert">
             {fault}

@@ -214,6 +214,8 @@ impl RareTarget {
                 format!("; did you mean /v1/models/{model}:{verb}?")
             }
             [model] if *model != "models" => format!("; did you mean /v1/models/{model}:{verb}?"),
+            // Vertex AI's paths, such as /v1/endpoints/7:predict, name no model.
+            ["endpoints" | "projects", ..] => format!("; did you mean /v1/models/MODEL:{verb}?"),
             ["models", model, version] if version_number(version).is_some() => {
                 format!("; did you mean /v1/models/{model}/versions/{version}:{verb}?")
             }
@@ -529,6 +531,8 @@ mod tests {
         for (path, hint) in [
             ("/v1/models//m:lookup", "did you mean /v1/models/m:lookup?"),
             ("/v1//models/m:lookup", "did you mean /v1/models/m:lookup?"),
+            ("/v1/endpoints/7:predict", "did you mean /v1/models/MODEL:predict?"),
+            ("/v1/projects/p/locations/l/endpoints/7:predict", "did you mean /v1/models/MODEL:predict?"),
             ("/v1/models/m/versions/1/labels/x:lookup", "a path has a version or a label, not both"),
             (
                 "/v1/models/m/versions/x:lookup",

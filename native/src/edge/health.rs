@@ -18,6 +18,12 @@ pub const SERVING: &[u8] = &[0x08, 0x01];
 /// Python hangs.
 pub const FRESH: Duration = Duration::from_secs(10);
 
+/// Returns true for the path of a health check by HTTP.
+#[must_use]
+pub fn is_probe(path: &str) -> bool {
+    matches!(path, "/healthz" | "/readyz" | "/v2/health/live" | "/v2/health/ready")
+}
+
 /// The health state of the server, as Python published it.
 #[derive(Debug)]
 pub struct Health {

@@ -29,6 +29,7 @@ use super::dispatch::{Dispatch, Method, RareTarget, Target, decoded, named_model
 use super::encoding::{self, Accepted, Encoded};
 use super::events::Event;
 use super::grpc_message::{Code, Status};
+use super::health;
 use super::inflating;
 use super::notes;
 use super::own_wakes::{self, OwnWaker};
@@ -516,12 +517,11 @@ impl<'e> Exchange<'e> {
             Err(Failed::Refused(fault)) => {
                 // A model that the caller can not see must look like one that is not there.
                 let is_known = !share.is_empty() && !self.shared.known_model(name).is_empty();
-                let is_unknown = fault.code == Code::NotFound && !is_known;
-                let mut response = self.fault(method, &head, &fault.of_model(share), open);
-                if is_unknown {
-                    response.body_mut().add_models(&self.shared.models_of(&plain.terms));
+                let fault = fault.of_model(share);
+                if fault.code == Code::NotFound && !is_known {
+                    return self.unknown_model(method, &head, fault, self.shared.models_of(&plain.terms), open);
                 }
-                response
+                self.fault(method, &head, &fault, open)
             }
             Err(Failed::Declined(_)) => {
                 let fault = faults::internal("a form of HTTP left its request undone");
@@ -909,6 +909,7 @@ impl<'e> Exchange<'e> {
         }
         shared.statistics.count(Event::ForwardedHttp);
         let headers = head.headers.clone();
+        let is_probe = health::is_probe(head.uri.path());
         let client = self.client(&headers);
         shared.mark(&mut head.headers, self.connection, &client);
         // The future of a forwarded request is boxed, so that the futures of requests that the core answers itself stay
@@ -921,7 +922,10 @@ impl<'e> Exchange<'e> {
         }
         shared.statistics.count(Event::UpstreamFailedHttp);
         let (id, status) = (shared.ids.of_http(&headers), shared::no_upstream());
-        refusals::count_status(shared, Method::OtherHttp, &model, &status, id.to_str().unwrap_or_default(), client);
+        // A probe that comes while the server starts is no failed request.
+        if !is_probe {
+            refusals::count_status(shared, Method::OtherHttp, &model, &status, id.to_str().unwrap_or_default(), client);
+        }
         self.refusal(&headers, &status, id, open)
     }
 
@@ -959,6 +963,36 @@ impl<'e> Exchange<'e> {
 
     fn client(&self, headers: &HeaderMap) -> String {
         self.shared.client(headers, self.connection)
+    }
+
+    /// Refuses a gRPC call that was sent to the HTTP port, in gRPC's form: its client shows no text of an HTTP error.
+    pub fn refuse_grpc(&self, head: &Parts, open: Open) -> Response<Answer> {
+        let text = "this is the HTTP port: send gRPC calls to the gRPC port (--port, by default 8500)".to_owned();
+        let status = Status { code: Code::Unimplemented, text, may_retry: false };
+        let id = self.shared.ids.of_http(&head.headers);
+        let (id, client) = (id.to_str().unwrap_or_default(), self.client(&head.headers));
+        refusals::count_status(self.shared, Method::OtherHttp, "", &status, id, client);
+        status.head(Some(id)).map(|()| Answer::whole(Bytes::new(), open))
+    }
+
+    /// Returns the answer for a model that is not served, with the names of the models that the caller may see: in the
+    /// text for the clients of Open Inference, which show only that, and in a field where TensorFlow Serving's text is
+    /// fixed.
+    fn unknown_model(
+        &self,
+        method: Method,
+        head: &Parts,
+        mut fault: BoxedFault,
+        known: Vec<String>,
+        open: Open,
+    ) -> Response<Answer> {
+        if method == Method::Infer {
+            fault.text += &faults::models(known);
+            return self.fault(method, head, &fault, open);
+        }
+        let mut response = self.fault(method, head, &fault, open);
+        response.body_mut().add_models(&known);
+        response
     }
 
     /// Refuses a request for a fault of its own.

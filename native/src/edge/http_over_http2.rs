@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::Body;
@@ -83,7 +83,18 @@ async fn answer(exchange: &Exchange<'_>, mut head: Parts, body: RequestBody) -> 
     };
     connection.room().await;
     normalize(&mut head);
+    if is_grpc(&head) {
+        return exchange.refuse_grpc(&head, open);
+    }
     exchange.checked(head, body, open).await
+}
+
+/// Returns true for a gRPC call. The path of a gRPC method, such as /tensorflow.serving.PredictionService/Predict, is no
+/// path of the HTTP API.
+fn is_grpc(head: &Parts) -> bool {
+    let kind = head.headers.get(CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+        && head.uri.path().split('/').nth(1).is_some_and(|service| service.contains('.'))
 }
 
 /// Changes what HTTP/2 writes in another way than HTTP/1.1: the authority, and cookies in several headers. Source: RFC

@@ -245,7 +245,7 @@ faults! {
     InvalidArgument invalid_names(used: &str, sent: &str)
         "Inputs contains invalid name. Used request inputs: {used}, request input: {sent}";
     InvalidArgument takes_lists(feature: &str, values: &str, splits: &str)
-        "feature \"{feature}\" takes a list of ids per row, and got one flat tensor: send the tensors \"{values}\" and \"{splits}\", or in JSON of :lookup and :predict a list of lists.";
+        "feature \"{feature}\" takes a list of ids per row, and got one flat tensor: send the tensors \"{values}\" and \"{splits}\", or in JSON and the Python client a list of lists.";
     InvalidArgument takes_no_lists(feature: &str, wanted: &str)
         "\"{feature}\" takes no lists of different lengths: send \"{feature}\" as {wanted}.";
     InvalidArgument half_of_ragged(feature: &str, values: &str, splits: &str)

@@ -183,7 +183,7 @@ def test_all_faults_are_told_at_once() -> None:
     arguments = ["--port=x", "--rest_api_port=70000", "--log_level=loud", "--model_name=a/b", "--saved_model_tags=,"]
     assert faults_of(arguments, {"EMB_COLOR": "red", "EMB_DRAIN_TIMEOUT_S": "soon"}) == [
         "EMB_COLOR is not a setting of this server (see --help)",
-        "EMB_DRAIN_TIMEOUT_S is 'soon': expected a number",
+        "EMB_DRAIN_TIMEOUT_S is 'soon': expected a number of seconds",
         "--log_level is 'loud': expected one of debug, info, warning, error",
         "--port is 'x': expected a whole number, or 'auto'",
         NO_MODELS,
@@ -202,6 +202,8 @@ def test_all_faults_are_told_at_once() -> None:
         ("--drain_timeout_s=inf", "--drain_timeout_s is inf: expected 0 to 3600"),
         ("--neighbors_threads=0", "--neighbors_threads is 0: expected 1 to 1024"),
         ("--neighbors_threads=1.5", "--neighbors_threads is '1.5': expected a whole number"),
+        ("--max_request_bytes=64MB", "--max_request_bytes is '64MB': expected a whole number of bytes"),
+        ("--max_queue_ms=1s", "--max_queue_ms is '1s': expected a whole number of milliseconds"),
         ("--model_name=", "--model_name is '': it must not be empty or hold a '/'"),
         ("--enable_model_warmup=yes", "--enable_model_warmup is 'yes': expected true or false"),
         ("--rest_api_strict_json=maybe", "--rest_api_strict_json is 'maybe': expected true or false"),

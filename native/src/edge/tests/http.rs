@@ -201,6 +201,10 @@ async fn faults_are_worded_as_the_reference_does() {
     let answer = post(&mut sender, "/other", &[], "x").await;
     assert_eq!((answer.status().as_u16(), &answer.headers()["retry-after"]), (503, &"1".parse().unwrap()));
     assert_eq!(answer.headers()["x-error-code"], "UNAVAILABLE");
+    let failures = || setup.server().statistics().failures.len();
+    let before = failures();
+    // A probe that comes while the server starts is told so, and is no failed request.
+    assert_eq!((post(&mut sender, "/readyz", &[], "").await.status().as_u16(), failures()), (503, before));
     assert_eq!(post(&mut sender, path, &[], "x").await.status(), 200);
 }
 
