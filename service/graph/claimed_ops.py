@@ -118,6 +118,8 @@ _SAYS_ALL = _SAYS | {
     *("NoOp", "HashTableV2", "LookupTableSizeV2"),
 }
 _TRUTHS = _COMPARISONS | _LOGICAL
+# Ops whose result at a place is of several elements at this place.
+_CHOICES = _BOUNDS | _LOGICAL | {"Select", "SelectV2"}
 # Ops that pass elements on as they are, in another shape or only some of them.
 _PASSES = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Slice", "StridedSlice"})
 # Ops that give keys the numbers of rows.
@@ -251,7 +253,17 @@ class ClaimedOps:
             # Few ids do not fit the other type. Those that a vocabulary gives are few.
             before = flat.ancestors(flat.data_inputs(name))
             return any(flat.nodes[one].op in _NUMBERS_KEYS for one in before & {*of_keys})
+        if node.op in _CHOICES and not all(node_of(i) in of_keys or self._is_spread(i) for i in flat.data_inputs(name)):
+            # Few keys at few places or in few requests: no probe may hold such a key there.
+            return False
         return node.op in _PROBED and self._is_of_keys(name, of_keys)
+
+    def _is_spread(self, tensor: str) -> bool:
+        """Says whether all elements of a tensor are one constant, in whatever shape."""
+        node, inputs = self._flat.nodes[node_of(tensor)], self._flat.data_inputs(node_of(tensor))
+        if node.op in ("Fill", "BroadcastTo"):
+            return node_of(inputs[1 if node.op == "Fill" else 0]) not in self._varying
+        return node.op in ("ZerosLike", "OnesLike") or node.name not in self._varying
 
     def _is_of_keys(self, name: str, of_keys: Collection[str]) -> bool:
         """Says whether a node that takes keys takes no other numbers that the graph has computed of constants.

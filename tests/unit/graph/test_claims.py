@@ -482,6 +482,36 @@ def test_a_table_that_is_read_by_two_functions_of_one_input(tf: Any, tmp_path: P
     assert combined(same_answers(opened, folder, [request])) == 1
 
 
+# Graphs that change one id in few requests, or at few places: what each makes of ids.
+MASKED: dict[str, Callable[[Any, Any], Any]] = {
+    "one id of seven": lambda tf, ids: tf.where(
+        (tf.size(ids) == 7) & tf.equal(ids, APART), tf.fill(tf.shape(ids), tf.constant(0, tf.int64)), ids
+    ),
+    "all ids but one, or others than seven": lambda tf, ids: tf.where(
+        (tf.size(ids) != 7) | tf.not_equal(ids, APART), ids, tf.zeros_like(ids)
+    ),
+    "of seven, one id": lambda tf, ids: tf.where(
+        tf.size(ids) == 7, tf.where(tf.equal(ids, APART), tf.zeros_like(ids), ids), ids
+    ),
+    "one id at one place": lambda tf, ids: tf.where(
+        tf.equal(tf.range(tf.size(ids)), 3) & tf.equal(ids, APART), tf.zeros_like(ids), ids
+    ),
+    "one id": lambda tf, ids: tf.where(tf.equal(ids, APART), tf.fill(tf.shape(ids), tf.constant(0, tf.int64)), ids),
+    "none": lambda tf, ids: tf.where(ids < 0, tf.zeros_like(ids), ids),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_ids_are_changed_by_nothing_but_ids(tf: Any, tmp_path: Path, opened: list[Servable], name: str) -> None:
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        return tf.concat([tf.gather(table, item), tf.gather(table, MASKED[name](tf, item))], 0)
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    described(folder, {"item": ("t", LookupFeature("item"))}, {})
+    request = {"item": np.array([APART, 5, 0, APART, 7, APART, 9])}
+    assert combined(same_answers(opened, folder, [request])) == 1 + (name == "none")
+
+
 def test_equal_ops_compute_equal_ids(tf: Any) -> None:
     with tf.Graph().as_default() as graph:
         ids, others = (tf.compat.v1.placeholder(tf.int64, [None], name) for name in ("ids", "others"))
