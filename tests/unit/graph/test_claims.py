@@ -260,6 +260,12 @@ FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
     "of one sum of what is repeated, without a comparison": lambda tf, table, item: tf.where(
         tf.cast(tf.reduce_sum(tf.tile(tf.ones_like(item), [3])) - 3000, tf.bool), tf.gather(table, item), 0.0
     ),
+    "of one sum of places": lambda tf, table, item: tf.where(
+        tf.reduce_sum(tf.range(tf.size(item))) == 3003, 0.0, tf.gather(table, item)
+    ),
+    "of one running sum of places": lambda tf, table, item: tf.where(
+        tf.reduce_max(tf.cumsum(tf.range(tf.size(item)))) == 3003, 0.0, tf.gather(table, item)
+    ),
     "of one size of each third": lambda tf, table, item: tf.where(
         tf.shape(item[::3])[0] == 334, 0.0, tf.gather(table, item)
     ),
@@ -322,7 +328,7 @@ def test_what_changes_few_rows_stays_in_the_graph(tf: Any, tmp_path: Path, opene
     folder = written(tf, tmp_path / "1", FEW[name], [tf.TensorSpec([None], tf.int64, "item")])
     described(folder, {"item": ("t", LookupFeature("item"))}, {})
     ids = np.array([0, APART, APART - 1, NUM_ROWS - 1])
-    requests = [ids, np.arange(700), np.arange(1000), np.arange(1500), np.full(4, 7), np.arange(7)]
+    requests = [ids, np.arange(700), np.arange(1000), np.arange(1500), np.full(4, 7), np.arange(7), np.arange(78)]
     same_answers(opened, folder, [{"item": request} for request in requests])
 
 
