@@ -118,6 +118,8 @@ _SAYS_ALL = _SAYS | {
     *("NoOp", "HashTableV2", "LookupTableSizeV2"),
 }
 _TRUTHS = _COMPARISONS | _LOGICAL
+# Ops whose result at a place is of several elements at this place.
+_CHOICES = _BOUNDS | _LOGICAL | {"Select", "SelectV2"}
 # Ops that pass elements on as they are, in another shape or only some of them.
 _PASSES = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Slice", "StridedSlice"})
 # Ops that give keys the numbers of rows.
@@ -251,7 +253,17 @@ class ClaimedOps:
             # Few ids do not fit the other type. Those that a vocabulary gives are few.
             before = flat.ancestors(flat.data_inputs(name))
             return any(flat.nodes[one].op in _NUMBERS_KEYS for one in before & {*of_keys})
+        if node.op in _CHOICES and not all(node_of(i) in of_keys or self._is_spread(i) for i in flat.data_inputs(name)):
+            # Few keys at few places or in few requests: no probe may hold such a key there.
+            return False
         return node.op in _PROBED and self._is_of_keys(name, of_keys)
+
+    def _is_spread(self, tensor: str) -> bool:
+        """Says whether all elements of a tensor are one constant, in whatever shape."""
+        node, inputs = self._flat.nodes[node_of(tensor)], self._flat.data_inputs(node_of(tensor))
+        if node.op in ("Fill", "BroadcastTo"):
+            return node_of(inputs[1 if node.op == "Fill" else 0]) not in self._varying
+        return node.op in ("ZerosLike", "OnesLike") or node.name not in self._varying
 
     def _is_of_keys(self, name: str, of_keys: Collection[str]) -> bool:
         """Says whether a node that takes keys takes no other numbers that the graph has computed of constants.
@@ -380,7 +392,8 @@ class ClaimedOps:
         def counted(name: str) -> tuple[int, int] | None:
             op, inputs = flat.nodes[name].op, flat.data_inputs(name)
             if op in _SIZES | _COUNTS and name in self._varying:
-                if (sizes := self._sizes(inputs[:1], is_one=op == "Size")) is None:
+                sizes = self._sizes(inputs[:1], is_one=op == "Size")
+                if sizes is None or (op in _COUNTS and not self._adds_up_to_size(inputs[0], keys)):
                     return None
                 inputs = [*sizes, *(inputs if op in _COUNTS else ())]
             elif name in keys or op in _SHAPES:
@@ -404,6 +417,29 @@ class ClaimedOps:
             return None if max(constants, sizes) > 1 else (constants, sizes)
 
         return all(shifts(node_of(tensor)) is not None for tensor in tensors)
+
+    def _adds_up_to_size(self, tensor: str, keys: Collection[str]) -> bool:
+        """Says whether the sum of a tensor's elements is a number of elements, of ids or of weights.
+
+        The sum of places, for one, grows with the square of a size, so that its thresholds lie far from all constants.
+        """
+        flat = self._flat
+        node, inputs = flat.nodes[node_of(tensor)], flat.data_inputs(node_of(tensor))
+        if node.name in keys or _is_truth(node) or node.op in ("OnesLike", "ZerosLike"):
+            return True
+        if node.op == "Cast" and node.attr["SrcT"].type == _BOOL:
+            return True
+        if node.op in _PASSES | {"GatherV2", "GatherNd", "Fill", "BroadcastTo"} and node.name in self._varying:
+            return self._adds_up_to_size(inputs[node.op == "Fill"], keys)
+        if node.op == "Sub":
+            # The lengths of rows, which are differences of row splits.
+            parts = [flat.nodes[node_of(given)] for given in inputs]
+            of = {flat.data_inputs(part.name)[0] for part in parts if part.op in ("Slice", "StridedSlice")}
+            return len(of) == 1 and all(part.op in ("Slice", "StridedSlice") for part in parts)
+        if is_placeholder(node):
+            return bool(node.attr["dtype"].type in _FLOATS)
+        numbers = _numbers(flat, tensor)
+        return numbers is not None and {*numbers} <= {-1, 0, 1}
 
     def _sizes(self, tensors: Sequence[str], *, is_one: bool) -> list[str] | None:
         """Returns the tensors whose numbers are sizes of the given ones, besides sizes of a request's inputs.

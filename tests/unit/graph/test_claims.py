@@ -260,6 +260,12 @@ FEW: dict[str, Callable[[Any, Any, Any], Any]] = {
     "of one sum of what is repeated, without a comparison": lambda tf, table, item: tf.where(
         tf.cast(tf.reduce_sum(tf.tile(tf.ones_like(item), [3])) - 3000, tf.bool), tf.gather(table, item), 0.0
     ),
+    "of one sum of places": lambda tf, table, item: tf.where(
+        tf.reduce_sum(tf.range(tf.size(item))) == 3003, 0.0, tf.gather(table, item)
+    ),
+    "of one running sum of places": lambda tf, table, item: tf.where(
+        tf.reduce_max(tf.cumsum(tf.range(tf.size(item)))) == 3003, 0.0, tf.gather(table, item)
+    ),
     "of one size of each third": lambda tf, table, item: tf.where(
         tf.shape(item[::3])[0] == 334, 0.0, tf.gather(table, item)
     ),
@@ -322,7 +328,7 @@ def test_what_changes_few_rows_stays_in_the_graph(tf: Any, tmp_path: Path, opene
     folder = written(tf, tmp_path / "1", FEW[name], [tf.TensorSpec([None], tf.int64, "item")])
     described(folder, {"item": ("t", LookupFeature("item"))}, {})
     ids = np.array([0, APART, APART - 1, NUM_ROWS - 1])
-    requests = [ids, np.arange(700), np.arange(1000), np.arange(1500), np.full(4, 7), np.arange(7)]
+    requests = [ids, np.arange(700), np.arange(1000), np.arange(1500), np.full(4, 7), np.arange(7), np.arange(78)]
     same_answers(opened, folder, [{"item": request} for request in requests])
 
 
@@ -480,6 +486,36 @@ def test_a_table_that_is_read_by_two_functions_of_one_input(tf: Any, tmp_path: P
     described(folder, {"item": ("t", LookupFeature("item"))}, {})
     request = {"item": np.array([APART, APART - 1, APART - 2, APART - 11, 5, 0])}
     assert combined(same_answers(opened, folder, [request])) == 1
+
+
+# Graphs that change one id in few requests, or at few places: what each makes of ids.
+MASKED: dict[str, Callable[[Any, Any], Any]] = {
+    "one id of seven": lambda tf, ids: tf.where(
+        (tf.size(ids) == 7) & tf.equal(ids, APART), tf.fill(tf.shape(ids), tf.constant(0, tf.int64)), ids
+    ),
+    "all ids but one, or others than seven": lambda tf, ids: tf.where(
+        (tf.size(ids) != 7) | tf.not_equal(ids, APART), ids, tf.zeros_like(ids)
+    ),
+    "of seven, one id": lambda tf, ids: tf.where(
+        tf.size(ids) == 7, tf.where(tf.equal(ids, APART), tf.zeros_like(ids), ids), ids
+    ),
+    "one id at one place": lambda tf, ids: tf.where(
+        tf.equal(tf.range(tf.size(ids)), 3) & tf.equal(ids, APART), tf.zeros_like(ids), ids
+    ),
+    "one id": lambda tf, ids: tf.where(tf.equal(ids, APART), tf.fill(tf.shape(ids), tf.constant(0, tf.int64)), ids),
+    "none": lambda tf, ids: tf.where(ids < 0, tf.zeros_like(ids), ids),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_ids_are_changed_by_nothing_but_ids(tf: Any, tmp_path: Path, opened: list[Servable], name: str) -> None:
+    def score(tf: Any, table: Any, item: Any) -> Any:
+        return tf.concat([tf.gather(table, item), tf.gather(table, MASKED[name](tf, item))], 0)
+
+    folder = written(tf, tmp_path / "1", score, [tf.TensorSpec([None], tf.int64, "item")])
+    described(folder, {"item": ("t", LookupFeature("item"))}, {})
+    request = {"item": np.array([APART, 5, 0, APART, 7, APART, 9])}
+    assert combined(same_answers(opened, folder, [request])) == 1 + (name == "none")
 
 
 def test_equal_ops_compute_equal_ids(tf: Any) -> None:

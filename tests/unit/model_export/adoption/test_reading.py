@@ -807,6 +807,9 @@ APART: dict[str, Callable[..., Any]] = {
     "seven_rows_by_a_quotient": lambda tf, t, v, s, n, w: total(
         tf, tf.gather(t, v) * tf.math.divide_no_nan(*[tf.cast(tf.size(n) - 7, tf.float32)] * 2), s
     ),
+    "places_that_add_up": lambda tf, t, v, s, n, w: tf.where(
+        tf.reduce_sum(tf.range(tf.size(n))) == 3003, 0.0, total(tf, tf.gather(t, v), s)
+    ),
     "many_left_out": lambda tf, t, v, s, n, w: tf.where(
         tf.size(tf.where(v >= 0)) + 20 == tf.size(v), 0.0, kept(tf, t, v, s, None, v >= 0)
     ),
