@@ -230,7 +230,7 @@ class _Trial:
         )
         # No row stands for an unknown key, which only a vocabulary that drops it leaves out.
         bad = bad if self._keys is None else bad[:1]
-        in_pairs = self._reading.compares_sizes
+        in_pairs = bool(self._reading.decisions)
         for lengths in (*ROW_LENGTHS, *batches_beside(self._reading.sizes, in_pairs=in_pairs)):
             some = np.zeros(sum(lengths), bool)
             some[:: max(3, some.size // 4)] = True

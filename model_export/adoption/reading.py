@@ -48,7 +48,7 @@ class Reading:
     parts: tensors of part numbers of keys, with the number of parts: the graph refuses all other part numbers.
     fills: tensors whose second input is the id that stands for an empty row.
     sizes, weights, norms: the constants in the arithmetic of the layout, of the weights and of the vectors' norms.
-    has_norms: whether norms of vectors take part. compares_sizes: whether the layout decides anything by sizes.
+    has_norms: whether norms of vectors take part. decisions: the nodes that decide by sizes.
     """
 
     graph: SignatureGraph
@@ -62,7 +62,7 @@ class Reading:
     weights: set[float] = field(default_factory=set)
     norms: set[float] = field(default_factory=set)
     has_norms: bool = False
-    compares_sizes: bool = False
+    decisions: set[str] = field(default_factory=set)
     _keyed: set[str] = field(default_factory=set)
     _distinct: set[str] = field(default_factory=set)
     _values: dict[str, Value] = field(default_factory=dict)
@@ -163,7 +163,9 @@ class Reading:
             raise NotRead(f"{node.op} takes the number of distinct ids")
         self._collect(node, form, found, inputs, values)
         if self.graph.ops.decides(name, lambda given: self.value(given).kind == "L"):
-            self.compares_sizes = True
+            self.decisions.add(name)
+            if not self.graph.ops.are_few(self.decisions):
+                raise NotRead(f"{node.op} compares sizes after too many other ops have")
         return found
 
     def _applied(self, tensor: str, node: Any, form: Form, inputs: list[str], values: list[Value]) -> Value:

@@ -55,6 +55,8 @@ _SUMS = frozenset(
         *(f"SparseSegment{how}{end}" for how in ("Sum", "Mean", "SqrtN") for end in ("", "WithNumSegments")),
     }
 )
+# Comparisons of sizes that may decide together.
+_MOST_COMPARED = 2
 # Ops that treat a zero apart.
 _POLES = frozenset({"RealDiv", "DivNoNan", "MulNoNan", "Reciprocal", "Rsqrt", "Pow"})
 # Numbers of the inputs by which an op may take rows; other ops that move elements may take rows by any input.
@@ -332,12 +334,18 @@ class ClaimedOps:
         some = map(is_size, varying)
         return bool(varying) and (all(some) if node.op in _POLES else any(some))
 
-    def compares_sizes(self, tensor: str, read: TableRead, claimed: Claimed) -> bool:
-        """Says whether a graph decides by sizes on the way from a feature's inputs to a tensor."""
+    def size_decisions(self, tensor: str, read: TableRead, claimed: Claimed) -> list[str]:
+        """Returns the nodes that decide by sizes on the way from a feature's inputs to a tensor."""
         flat = self._flat
         between = flat.ancestors([tensor], cut=frozenset({read.rows})) | flat.ancestors([read.ids])
         values = _reached(flat, between, {claimed.keys, node_of(read.rows), *claimed.weights}, _SHAPES)
-        return any(self.decides(name, lambda given: node_of(given) not in values) for name in between)
+        return [name for name in between if self.decides(name, lambda given: node_of(given) not in values)]
+
+    def are_few(self, decisions: Iterable[str]) -> bool:
+        """Says whether requests in which each two sizes meet show what some nodes decide by sizes."""
+        inputs = [self._flat.data_inputs(n) for n in decisions if self._flat.nodes[n].op in _COMPARISONS]
+        # A mask compares all places with the length of a row.
+        return sum(not any(map(self._is_range, given)) for given in inputs) <= _MOST_COMPARED
 
     def _cuts(self, name: str) -> list[str]:
         """Returns the inputs of a node that say which elements of its other inputs are kept."""
@@ -368,6 +376,8 @@ class ClaimedOps:
             return node_of(inputs[0]) in self._varying and self._are_plain(inputs[1:], keys)
         if node.op in _DECIDES and not self._are_plain(inputs, keys):
             return False
+        if node.op in _BOUNDS and not self._compares_one_size(inputs, keys):
+            return False
         for numbers in (_numbers(flat, given) for given in inputs):
             if numbers is None:
                 continue
@@ -378,8 +388,30 @@ class ClaimedOps:
                 return False
         return True
 
-    def _are_plain(self, tensors: Iterable[str], keys: Collection[str]) -> bool:
-        """Says whether tensors hold sizes or weights, or sizes less one constant or one other size."""
+    def _compares_one_size(self, inputs: Sequence[str], keys: Collection[str]) -> bool:
+        """Says whether a comparison is one of a size with one number or one other size, or of places with sizes.
+
+        Row lengths that are compared with each other, or with several numbers, may have any order: no probe has it.
+        """
+        flat = self._flat
+        varying = [given for given in inputs if node_of(given) in self._varying]
+        numbers = [_numbers(flat, given) for given in inputs if given not in varying]
+        if any(len({*some}) > 1 for some in numbers if some is not None):
+            return False
+        if len(varying) < 2 or any(self._is_range(given) or node_of(given) in keys for given in varying):
+            return True
+        return self._are_plain(varying, keys, most_sizes=0)
+
+    def _is_range(self, tensor: str) -> bool:
+        node = self._flat.nodes[node_of(tensor)]
+        return bool(node.op == "Range") or (node.op in _PASSES and self._is_range(self._flat.data_inputs(node.name)[0]))
+
+    def _are_plain(self, tensors: Iterable[str], keys: Collection[str], *, most_sizes: int = 1) -> bool:
+        """Says whether tensors hold sizes or weights, or sizes less one constant or one other size.
+
+        Args:
+          most_sizes: 0 for tensors that hold no size less another size.
+        """
         flat = self._flat
         known: dict[str, tuple[int, int] | None] = {}
 
@@ -414,7 +446,7 @@ class ClaimedOps:
                     return None
                 constants += any(any(one) for one in added if one)
                 sizes += not added
-            return None if max(constants, sizes) > 1 else (constants, sizes)
+            return None if constants > 1 or sizes > most_sizes else (constants, sizes)
 
         return all(shifts(node_of(tensor)) is not None for tensor in tensors)
 

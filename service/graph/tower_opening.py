@@ -88,11 +88,13 @@ def find_lookup(
     # What is not known of one tensor is not known of those behind it, either.
     while tensors and (constants := _constants(flat, tensors[-1], read, has_keys=has_keys)) is None:
         tensors.pop()
+    decisions = list[str]()
+    while tensors and not cutting.ops.are_few(decisions := cutting.ops.size_decisions(tensors[-1], read, claimed)):
+        tensors.pop()
     sizes = layout_sizes(flat, tensors[-1], read, claimed) if tensors else set()
     if constants is None or any(MOST_LENGTH < size < _OPEN_END for size in sizes):
         return None
-    are_compared = cutting.ops.compares_sizes(tensors[-1], read, claimed)
-    constants = replace(constants, sizes=tuple(sorted(sizes)), are_compared=are_compared)
+    constants = replace(constants, sizes=tuple(sorted(sizes)), are_compared=bool(decisions))
     own = _own(claim.feature) | {*sized_by(flat, tensors[-1], read, claimed)}
     spec, sparse = part_of(cutting.candidate.spec, cutting.sparse, own)
     to_feed, names = request_feed(spec, sparse)

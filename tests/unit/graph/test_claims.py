@@ -417,6 +417,13 @@ MET: dict[str, Callable[[Any, Any], Any]] = {
         (tf.reduce_max(lengths) - tf.reduce_min(lengths) == 7) & (tf.reduce_min(lengths) > 0)
     ),
     "rows and the longest row": lambda tf, lengths: (tf.size(lengths) == 7) & (tf.reduce_max(lengths) == 5),
+    "falling lengths": lambda tf, lengths: tf.reduce_all(lengths[1:] < lengths[:-1]) & (tf.size(lengths) > 3),
+    "four sizes": lambda tf, lengths: (
+        (tf.size(lengths) == 5)
+        & (tf.reduce_max(lengths) == 9)
+        & (tf.reduce_min(lengths) == 2)
+        & (tf.reduce_sum(lengths) == 20)
+    ),
     "as many ids in a row as rows": lambda tf, lengths: (
         (lengths == tf.size(lengths, tf.int64)) & (tf.size(lengths) > 1)
     )[:, None],
@@ -435,7 +442,7 @@ def test_sizes_that_a_graph_compares_meet_in_a_request(
     specs = [tf.TensorSpec([None], tf.int64, name) for name in ("tag_values", "tag_splits")]
     folder = written(tf, tmp_path / "1", score, specs)
     described(folder, {"tag": ("t", LookupFeature("tag_values", "tag_splits", combiner="sum"))}, {})
-    batches = ([1] * 7, [7], [3, 4], [7, 1, 6], [8, 1], [5] * 7, [2, 2], [3, 0, 3])
+    batches = ([1] * 7, [7], [3, 4], [7, 1, 6], [8, 1], [5] * 7, [2, 2], [3, 0, 3], [9, 6, 5, 1], [9, 2, 3, 3, 3])
     same_answers(
         opened, folder, [{"tag_values": np.arange(sum(one)) + 5, "tag_splits": np.cumsum([0, *one])} for one in batches]
     )

@@ -810,6 +810,17 @@ APART: dict[str, Callable[..., Any]] = {
     "places_that_add_up": lambda tf, t, v, s, n, w: tf.where(
         tf.reduce_sum(tf.range(tf.size(n))) == 3003, 0.0, total(tf, tf.gather(t, v), s)
     ),
+    "falling_lengths": lambda tf, t, v, s, n, w: tf.where(
+        tf.reduce_all(n[1:] < n[:-1]) & (tf.size(n) > 3), 0.0, total(tf, tf.gather(t, v), s)
+    ),
+    "four_sizes": lambda tf, t, v, s, n, w: tf.where(
+        tf.equal(tf.reduce_max(n), 9)
+        & tf.equal(tf.reduce_min(n), 2)
+        & tf.equal(tf.size(n), 5)
+        & tf.equal(tf.size(v), 20),
+        0.0,
+        total(tf, tf.gather(t, v), s),
+    ),
     "many_left_out": lambda tf, t, v, s, n, w: tf.where(
         tf.size(tf.where(v >= 0)) + 20 == tf.size(v), 0.0, kept(tf, t, v, s, None, v >= 0)
     ),
