@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,12 +22,18 @@ class UploadsMiddleware:
 
     DeadlineExceeded: the body does not arrive. Overloaded: the bodies of all requests that run count as more than
     max_bytes. PayloadTooLarge: this one does so alone.
+
+    Args:
+      on_held: called with a number of further bytes that a body counts as.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, stall_s: float) -> None:
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, stall_s: float, on_held: Callable[[int], None] = lambda num_bytes: None
+    ) -> None:
         self._app = app
         self._max_bytes = self._left = max_bytes
         self._stall_s = stall_s
+        self._on_held = on_held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         clock = asyncio.get_running_loop().time
@@ -51,6 +58,7 @@ class UploadsMiddleware:
             if counted - held > self._left:
                 raise Overloaded("The server is overloaded: requests of the admin port hold too many bytes.")
             self._left -= counted - held
+            self._on_held(counted - held)
             held = counted
             end_s = min(clock() + self._stall_s, end_s + part / _BYTES_PER_S)
             is_whole = not message.get("more_body", False)

@@ -361,6 +361,7 @@ class App:
         end_s = settings.shutdown_delay_s + 2 * settings.drain_timeout_s + 3.0
         handle_signals(self._stop, force=self._force, on_hangup=self._lists.read_again, end_s=end_s)
         if admin is not None:
+            self._servers.held_beside = lambda: admin.bytes_held_total
             admin.start()
         if self._access is not None:
             self._access.watch(self._stop_watching, settings.secrets_poll_s)

@@ -36,12 +36,14 @@ class AdminServer:
         parts: HttpParts,
         reload_config: Callable[[Engine, str | None], Sequence[str]],
     ) -> None:
+        # Number of bytes that bodies have counted as since the start.
+        self.bytes_held_total = 0
         self._port = BoundPort(settings.admin_hosts, settings.admin_port, "--admin_port or --admin_host")
         self._listeners = self._port.listen()
         console = parts.console and replace(parts.console, is_admin=True, csrf=new_csrf())
         app = create_admin_app(replace(parts, console=console), partial(reload_config, parts.engine))
         # The outermost layer, so that it also bounds the bodies of callers that sign in.
-        app.add_middleware(UploadsMiddleware, settings.bytes_in_flight, settings.stall_timeout_s)
+        app.add_middleware(UploadsMiddleware, settings.bytes_in_flight, settings.stall_timeout_s, self._note_held)
         self._server = HttpServer(
             uvicorn_config(
                 app,
@@ -57,6 +59,9 @@ class AdminServer:
     @property
     def port(self) -> int | None:
         return self._port.number
+
+    def _note_held(self, num_bytes: int) -> None:
+        self.bytes_held_total += num_bytes
 
     def start(self) -> None:
         self._serving = asyncio.create_task(self._server.serve(sockets=self._listeners))

@@ -75,6 +75,8 @@ class NativeServers:
         on_damage: Callable[[str], None],
     ) -> None:
         self._on_fault, self._fault = on_fault, ""
+        # Returns the number of bytes that other servers' requests have held since the start.
+        self.held_beside: Callable[[], int] = lambda: 0
         self._settings = settings
         self._on_end = on_end
         self._bound: dict[str, BoundPort] = {}
@@ -198,7 +200,7 @@ class NativeServers:
         assert self._statistics is not None
         self._statistics.collect()
         self._note_silence()
-        freed.look(self._statistics.connections, self._statistics.bytes_held_total)
+        freed.look(self._statistics.connections, self._statistics.bytes_held_total + self.held_beside())
         bound.look()
 
     def _note_silence(self) -> None:

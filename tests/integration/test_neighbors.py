@@ -46,7 +46,7 @@ def test_grpc_with_the_client_of_predict(server: ServerProcess) -> None:
 
 
 def test_metrics(server: ServerProcess) -> None:
-    server.http.post(PATH, json={"ids": [1, 2]})
+    server.http.post(PATH, json={"ids": [1, 2], "k": 2})
     text = server.http.get("/metrics").text
     assert 'embedding_server_neighbor_rows_scanned_total{model="toy"}' in text
     assert 'signature="neighbors"' in text

@@ -72,9 +72,11 @@ def test_bodies_of_requests_that_run_are_counted_together() -> None:
 @pytest.mark.parametrize(("size", "error"), [(64, None), (70, None), (100, PayloadTooLarge)])
 def test_a_large_body_counts_ten_times(size: int, error: type[Exception] | None) -> None:
     async def run() -> None:
-        layer = UploadsMiddleware(_read, 900 * _KB, 60)
+        held: list[int] = []
+        layer = UploadsMiddleware(_read, 900 * _KB, 60, held.append)
         for _ in range(3):
             assert await _told(layer, size * _KB, 1) == (error, error is not None)
+        assert sum(held) == (0 if error else 3 * 10 * (size * _KB + 1))
 
     asyncio.run(run())
 
