@@ -17,7 +17,8 @@ _CLOSE = (b"connection", b"close")
 class Request:
     """A request to the layer `read`, which answers when it has the body. Its parts come by send_part()."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_body: bool = True) -> None:
+        self.has_body = has_body
         self._parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.error: type[Exception] | None = None
         self.closes = False
@@ -32,7 +33,8 @@ class Request:
         async def send(message: Any) -> None:
             self.closes = _CLOSE in message["headers"]
 
-        await layer({"type": "http", "request": self}, self._parts.get, send)
+        headers = [(b"transfer-encoding", b"chunked")] if self.has_body else []
+        await layer({"type": "http", "headers": headers, "request": self}, self._parts.get, send)
 
 
 async def _read(scope: Any, receive: Any, send: Any) -> None:
@@ -79,6 +81,16 @@ def test_a_large_body_counts_ten_times(size: int, error: type[Exception] | None)
         assert sum(held) == (0 if error else 3 * 10 * (size * _KB + 1))
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("has_body", [False, True])
+def test_an_answer_before_the_body_closes_the_connection(has_body: bool) -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "headers": []})
+
+    request = Request(has_body=has_body)
+    asyncio.run(request.run(UploadsMiddleware(answer, 100 * _KB, 60)))
+    assert request.closes == has_body
 
 
 def test_a_body_must_come_at_a_pace_and_an_answer_need_not() -> None:
