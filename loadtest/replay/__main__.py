@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--server", type=Path, default=ROOT, help="the folder of a checkout (default: this one)")
     replay.add_argument("--python", default=sys.executable, help="the interpreter of the server (default: this one)")
     replay.add_argument(
-        "--any_nan_sign", action="store_true", help="ignore the signs of NaN: another processor's differ"
+        "--any_nan_sign", action="store_true", help="ignore the signs of NaN: another processor's or compiler's differ"
     )
     replay.add_argument("--strict", action="store_true", help="report intended changes, too")
     replay.add_argument("--forms", help="comma-separated (default: all)")
