@@ -167,9 +167,9 @@ def _serve(settings: Settings) -> int:
 
     name_requests_in_log(request_context.request_id.get)
     raise_descriptor_limit()
+    keep_freed_memory()
     if settings.data_plane == "core":
         check_threads(settings.num_threads)
-    keep_freed_memory()
     server = _server_of(settings)
 
     # gc.freeze() spares later garbage collections the imported objects, which live as long as the process.

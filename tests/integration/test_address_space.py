@@ -141,8 +141,8 @@ def test_integers_that_take_eight_times_their_bytes_are_parsed_one_request_at_a_
     message = _predict(_DTYPE_INT64 + _field(2, _field(2, b"\x08\x01")) + _field(10, b"\x01" * _SIZE))
     path = f"{_SERVING}PredictionService/Predict"
     codes = server.at_once(lambda: server.code(path, message))
-    # Python may run out of memory for one of them (INTERNAL); the server goes on.
-    assert set(codes) <= {"INVALID_ARGUMENT", "UNAVAILABLE", "INTERNAL"}
+    # There may be no room for one beside the others (RESOURCE_EXHAUSTED); the server goes on.
+    assert set(codes) <= {"INVALID_ARGUMENT", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}
     server.check()
 
 

@@ -27,6 +27,8 @@ PATH = "/tensorflow.serving.PredictionService/Predict"
 ANSWERED = "the request before is answered by then: its stream is closed, counts no more, and takes no windows"
 IN_HTTP_1 = "the HTTP port takes a wrong preface for HTTP/1.1, answers in HTTP/1.1, and closes"
 EXCEPTIONS = {"http2/5.1.2/1": ANSWERED, "http2/6.9.1/3": ANSWERED, "http2/3.5/2": IN_HTTP_1}
+# The HTTP port refuses gRPC calls by headers alone, and these cases wait for a frame of data.
+NO_DATA = {"generic/2/2", "generic/2/3"}
 
 
 @pytest.fixture(scope="module", params=["plain", "tls", "http"])
@@ -71,8 +73,11 @@ def failures(program: str, *arguments: str) -> tuple[set[str], int]:
 
 
 @pytest.mark.parametrize("program", ["h2spec", "h2spec-grpc"])
-def test_every_case_passes_that_holds_here(program: str, port: tuple[str, ...]) -> None:
+def test_every_case_passes_that_holds_here(program: str, port: tuple[str, ...], request: pytest.FixtureRequest) -> None:
     failed, passed = failures(program, "generic", "http2", "hpack", "--max-header-length", "4000", *port)
+    if (program, request.node.callspec.params["port"]) == ("h2spec-grpc", "http"):
+        assert failed >= NO_DATA
+        failed -= NO_DATA
     assert failed <= EXCEPTIONS.keys(), failed - EXCEPTIONS.keys()
     # h2spec skips the cases that need an answer with a body.
     assert passed >= 137

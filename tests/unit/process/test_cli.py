@@ -110,6 +110,7 @@ def test_the_reference_server_is_started_in_place_of_the_app(
     monkeypatch.setitem(sys.modules, other, None)
     given = ["--data_plane=reference"] if is_reference else ["--data_plane=core"]
     monkeypatch.setattr("service.process.cli.with_data_plane", lambda settings: settings)
+    monkeypatch.setattr("service.process.cli.check_threads", lambda num_threads: None)
     assert service.process.cli.main(["--model_base_path=m", *given]) == 0
     assert [s.data_plane for s in fake_app.seen] == given[0].split("=")[1:]
 

@@ -548,7 +548,7 @@ def test_the_command_needs_no_spec_and_tells_how_each_signature_is_served(
     assert main(["adopt", str(tf1_model), "--spec", str(tmp_path / "spec.toml")]) == 1
     assert "is not a version of a model; name the folder for the copy" in capsys.readouterr().err
     assert main(["adopt", str(tmp_path)]) == 1
-    assert "saved_model.pb" in capsys.readouterr().err
+    assert "is a folder of models: name a version" in capsys.readouterr().err
 
 
 def test_a_variable_in_parts_is_found_without_a_spec(tf1_model: Path, tmp_path: Path) -> None:
