@@ -209,7 +209,9 @@ def _sums(terms: Array, lengths: Array, summation: Summation) -> Array:
     is_first = np.diff(of_row[by_group], prepend=-1).astype(bool) | np.diff(group[by_group], prepend=-1).astype(bool)
     sizes = np.diff(np.flatnonzero(is_first), append=of_row.size)
     row_of_group = of_row[by_group][is_first]
-    groups = _sums_in_order(terms[by_group], sizes, from_zero[row_of_group])
+    # The terms behind the lanes are added as they are: from zero, a -0.0 would be 0.0.
+    is_from_zero = from_zero[row_of_group] & (group[by_group][is_first] < 4)
+    groups = _sums_in_order(terms[by_group], sizes, is_from_zero)
     num_groups = np.bincount(row_of_group, minlength=lengths.size)
     found = _sums_in_order(groups, num_groups, np.full(lengths.shape, False))
     packed = terms.shape[1] // _PACKET * _PACKET

@@ -80,6 +80,8 @@ pub(super) unsafe fn sum<'o, L: Lanes, S: Stored>(
                     let to = if lane == 0 { writes } else { adds };
                     table.sum::<L>(has, &terms.part(lane, 4, length), 0..packed, to);
                 }
+                // A row is added as it is: from zero, its -0.0 would be 0.0.
+                let adds = SumTarget { start: -0.0, ..adds };
                 for left_over in 4 * length..count {
                     table.sum::<L>(has, &terms.part(left_over, 1, 1), 0..packed, adds);
                 }

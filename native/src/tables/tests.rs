@@ -408,6 +408,34 @@ fn sums_of_small_numbers_are_those_of_tensorflow() {
 }
 
 #[test]
+fn a_row_behind_the_lanes_is_added_as_it_is() {
+    // The lanes' sum is flushed to -0.0, and the last row is -0.0. Expected: what TensorFlow 2.21's SegmentSum gives.
+    let rows = [0x00A3_55E6_u32, 0x8082_AB1E, 0x8000_0000];
+    let raw = rows.iter().flat_map(|&bits| [bits; 8]).flat_map(u32::to_le_bytes).collect();
+    let table = Numbers { dtype: Dtype::Float32, size: 3, dim: 8, raw, scales: Vec::new() };
+    let policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
+    let ids = [0_i64, 1, 0, 0, 2, 1, 1, 0, 1, 1, 2, 1, 2, 0, 2, 2, 2];
+    let options = CombineOptions {
+        combiner: Combiner::Sum,
+        summation: Summation::FourLanes,
+        at_least_one: false,
+        positive_only: false,
+        max_ids: 0,
+        truncates: false,
+    };
+    for processor in processors() {
+        let (numbers, _) = found(&table, 1, 8, |table, out| {
+            let (ids, splits) = (Ints::of(&ids), Ints::of(&[0, 17]));
+            let view = TableView::new(table, policy);
+            table.run_on(processor, Combine { table: view, ids, splits, weights: None, options: &options, out })
+        })
+        .unwrap();
+        let bits: Vec<u32> = numbers.iter().map(|number| number.to_bits()).collect();
+        assert_eq!(bits, [0x8000_0000; 8]);
+    }
+}
+
+#[test]
 fn a_float64_table_has_no_rows() {
     let rows = Memory::of(vec![0; 64]);
     let table = Table::new(Dtype::Float64, 4, 2, &rows, &Memory::default()).unwrap();

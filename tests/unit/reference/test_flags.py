@@ -229,6 +229,11 @@ def test_the_orders_of_additions() -> None:
     rows[0] = large
     lanes = combined(rows, np.array([16]), None, combiner="sum", summation="four_lanes", at_least_one=False)[0]
     assert lanes.tolist() == [large + 12] * 8 + [large]
+    # The lanes' sum is a negative denormal number, so -0.0; the row behind the lanes, -0.0, is added as it is.
+    bits = np.uint32([0x00A355E6, 0x8082AB1E, 0x80000000])[[0, 1, 0, 0, 2, 1, 1, 0, 1, 1, 2, 1, 2, 0, 2, 2, 2]]
+    rows = np.repeat(bits.view(np.float32)[:, None], 8, axis=1)
+    behind = combined(rows, np.array([17]), None, combiner="sum", summation="four_lanes", at_least_one=False)[0]
+    assert behind.view(np.uint32).tolist() == [0x80000000] * 8
 
 
 def test_denormal_numbers_count_as_zeros_but_are_copied() -> None:
