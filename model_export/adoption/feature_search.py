@@ -228,7 +228,7 @@ class _Trial:
         bad = {"error": [], "wrap": [-1, -self._size], "drop_negative": [-1, -7]}.get(
             feature.on_bad_id, [-1, -7, self._size, self._size + 9]
         )
-        # No row stands for an unknown key, which only a vocabulary that drops it leaves out.
+        # Behind a vocabulary, one number without a row is enough: each such number is sent as the same unknown key.
         bad = bad if self._keys is None else bad[:1]
         in_pairs = bool(self._reading.decisions)
         for lengths in (*ROW_LENGTHS, *batches_beside(self._reading.sizes, in_pairs=in_pairs)):

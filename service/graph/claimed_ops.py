@@ -55,7 +55,7 @@ _SUMS = frozenset(
         *(f"SparseSegment{how}{end}" for how in ("Sum", "Mean", "SqrtN") for end in ("", "WithNumSegments")),
     }
 )
-# Comparisons of sizes that may decide together.
+# Most comparisons of sizes behind one tensor: trial requests hold each case of two, but not of more.
 _MOST_COMPARED = 2
 # Ops that treat a zero apart.
 _POLES = frozenset({"RealDiv", "DivNoNan", "MulNoNan", "Reciprocal", "Rsqrt", "Pow"})
@@ -256,7 +256,7 @@ class ClaimedOps:
             before = flat.ancestors(flat.data_inputs(name))
             return any(flat.nodes[one].op in _NUMBERS_KEYS for one in before & {*of_keys})
         if node.op in _CHOICES and not all(node_of(i) in of_keys or self._is_spread(i) for i in flat.data_inputs(name)):
-            # Few keys at few places or in few requests: no probe may hold such a key there.
+            # The op chooses by places or sizes, too, so it may treat a key apart in requests that no probe holds.
             return False
         return node.op in _PROBED and self._is_of_keys(name, of_keys)
 
@@ -342,7 +342,7 @@ class ClaimedOps:
         return [name for name in between if self.decides(name, lambda given: node_of(given) not in values)]
 
     def are_few(self, decisions: Iterable[str]) -> bool:
-        """Says whether requests in which each two sizes meet show what some nodes decide by sizes."""
+        """Says whether so few of these nodes compare sizes that the trial requests hold each case of them."""
         inputs = [self._flat.data_inputs(n) for n in decisions if self._flat.nodes[n].op in _COMPARISONS]
         # A mask compares all places with the length of a row.
         return sum(not any(map(self._is_range, given)) for given in inputs) <= _MOST_COMPARED

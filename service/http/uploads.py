@@ -46,7 +46,7 @@ class UploadsMiddleware:
         async def receive_limited() -> Message:
             nonlocal size, held, end_s, is_whole
             if is_whole:
-                # What comes next is the client's end, which no limit on the time is for.
+                # The next message tells that the client has closed the connection, which may take any time.
                 return await receive()
             try:
                 async with asyncio.timeout_at(end_s):
@@ -69,7 +69,7 @@ class UploadsMiddleware:
 
         async def send_last(message: Message) -> None:
             if message["type"] == "http.response.start" and not is_whole:
-                # Else the connection would wait for the rest of the body, for ever.
+                # The rest of the body is not read, and a connection that stays open would wait for it for ever.
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             await send(message)
 

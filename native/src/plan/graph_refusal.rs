@@ -19,7 +19,7 @@ pub fn graph_refusal(signature: &Signature, inputs: &Inputs<'_>, code: u32, mess
         9 => "FailedPreconditionError",
         11 => "OutOfRangeError",
         12 => "UnimplementedError",
-        // Such as without threads for a first run.
+        // The system starts no threads for the graph's first run.
         14 => return Fault::new(Code::Unavailable, first_line(message).to_owned()),
         _ => return faults::graph_failed(format!("TensorFlow's code {code}: {message}")),
     };
@@ -33,7 +33,8 @@ pub fn graph_refusal(signature: &Signature, inputs: &Inputs<'_>, code: u32, mess
     Fault::new(Code::InvalidArgument, told.join("; "))
 }
 
-/// Adds to the refusal of a lookup beside a graph the input that may be the reason, as for a graph that runs whole.
+/// Names, in the refusal of a lookup that was cut out of a graph, the input that has the refused id, as [`graph_refusal`]
+/// does for a graph that runs whole.
 #[must_use]
 pub fn lookup_refusal(signature: &Signature, inputs: &Inputs<'_>, declined: Declined) -> Declined {
     let Declined::Fault(mut fault) = declined else { return declined };
