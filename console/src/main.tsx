@@ -13,7 +13,7 @@ import { SignIn } from "./pages/sign_in";
 import { Tables } from "./pages/tables";
 import { Traffic } from "./pages/traffic";
 import { Try } from "./pages/try";
-import { NoModel, Problem, Wrong } from "./parts";
+import { NoModel, Status, Wrong } from "./parts";
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
 
@@ -131,10 +131,11 @@ function App(): JSX.Element {
   }, [isRefused]);
   if (session.data && !isIn) return <SignIn onDone={session.again} />;
   if (!session.data || !overview.data) {
+    const awaited = session.data ? overview : session;
     return (
       <main>
-        <h1>Embedding server</h1>
-        <Problem error={session.error ?? overview.error} />
+        {awaited.error ? <h1>Embedding server</h1> : null}
+        <Status of={awaited} what="this server's models" />
       </main>
     );
   }

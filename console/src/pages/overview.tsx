@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import { Change, Model, Overview, Version, get, nowS } from "../api";
 import { address, readAddress, useLoad } from "../hooks";
-import { AdminPage, Ago, Badge, Column, Folded, Grid, IS_PHONE, NoModel, Problem, READS, UNKNOWN_MODEL, ago, bytes, clock, duration, modelName, shown, time } from "../parts";
+import { AdminPage, Ago, Badge, Column, Folded, Grid, IS_PHONE, NoModel, READS, Status, UNKNOWN_MODEL, ago, bytes, clock, duration, modelName, shown, time } from "../parts";
 import { Noted, Setting, Statusz, TableStatus, VersionStatus } from "../statusz";
 
 // Width of the time line; it is scaled to its card, and its letters with it.
@@ -576,7 +576,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
           isFolded={overview.models.length > SHOWN_MODELS}
         />
       ))}
-      <Problem error={statusz.error} />
+      <Status of={statusz} what="tables, limits and errors" />
       {data ? (
         <>
           <Limits statusz={data} />
