@@ -18,7 +18,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -33,6 +33,8 @@ _LOOK_AGAIN_S = 0.002
 # the upsert fails.
 _PATIENCE_S = 5.0
 _WINDOW_BYTES = 1 << 20
+# Errors of a disk that is read-only, or of a file that this process may only read: such a disk takes nothing back.
+_READ_ONLY = (errno.EROFS, errno.EBADF)
 
 
 def journal_path(folder: Path, model: str, version: int, fingerprint: bytes) -> Path:
@@ -154,9 +156,7 @@ class Journal:
             sync_names(self._path.parent)
             self._is_named = True
         try:
-            written = 0
-            while written < len(data):
-                written += os.pwrite(self._descriptor, data[written:], self._end + written)
+            self._write_at(self._end, data)
             os.fsync(self._descriptor)
         except OSError:
             # The record may be on the disk all the same, and its upsert is refused: the shorter file is synced, too.
@@ -223,12 +223,21 @@ class Journal:
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
+    def _write_at(self, at: int, data: bytes) -> None:
+        # A disk that has become full takes the first bytes only.
+        written = 0
+        while written < len(data):
+            written += os.pwrite(self._descriptor, data[written:], at + written)
+
     def _write_again(self, size: int) -> None:
         # After a failed fsync, perhaps of a writer that was killed then, the kernel takes the pages for written: the
         # next one would succeed without them. The records before the last were synced before the last was written.
-        with suppress(OSError):
+        try:
             for at in range(max(self._end, size - self._max_record_bytes), size, _WINDOW_BYTES):
-                os.pwrite(self._descriptor, os.pread(self._descriptor, min(_WINDOW_BYTES, size - at), at), at)
+                self._write_at(at, os.pread(self._descriptor, min(_WINDOW_BYTES, size - at), at))
+        except OSError as error:
+            if error.errno not in _READ_ONLY:
+                raise
 
     def _catch_up(self, up_to: int | None = None) -> None:
         """Reads deltas that were appended behind the last one that was read; the caller holds the journal's lock."""
@@ -240,8 +249,7 @@ class Journal:
             try:
                 os.fsync(self._descriptor)
             except OSError as error:
-                # A disk that is read-only takes nothing back.
-                if error.errno != errno.EROFS:
+                if error.errno not in _READ_ONLY:
                     raise
         while self._end < (size if up_to is None else min(up_to, size)):
             at, found = self._end, self._record(self._end, size)

@@ -331,9 +331,11 @@ class Fetch:
         with path.open("r+b" if path.exists() else "w+b") as file:
             if crc32c_in(file, 0, step.num_bytes) != step.crc:
                 # The file's bytes do not have the checksum that Progress recorded: the disk is damaged, or the object
-                # was replaced in the store meanwhile, and came back. It is fetched again from its start.
+                # was replaced in the store meanwhile, and came back. It is fetched again from its start. Until its new
+                # bytes are synced, nothing may take them for those: after a failed fsync they would have the checksum.
                 self.done_bytes -= step.num_bytes
                 step = Step()
+                self._progress.note(one, step)
             # The bytes of the file behind the step.num_bytes that Progress recorded may be incomplete, and are cut off.
             file.truncate(step.num_bytes)
             file.seek(step.num_bytes)

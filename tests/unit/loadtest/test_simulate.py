@@ -20,11 +20,15 @@ def test_no_cut_loses_what_was_confirmed(seed: int) -> None:
 def test_what_a_killed_writer_could_not_sync_is_shown_only_once_it_is() -> None:
     # The writer is killed behind its failed fsync. The reader's would succeed without the record.
     assert run_seed(434, "upserts").failure == ""
+    # The disk takes only the first bytes of what is written again.
+    assert run_seed(1001765, "upserts").failure == ""
 
 
 def test_an_object_that_comes_back_is_fetched_again() -> None:
     # Its notes say that it is complete; its file was begun anew, and the fetch was interrupted.
     assert run_seed(191, "object store").failure == ""
+    # Its file was begun anew with the same bytes, and their fsync failed.
+    assert run_seed(1002043, "object store").failure == ""
 
 
 def test_a_seed_does_the_same_each_time() -> None:
