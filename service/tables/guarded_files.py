@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from service.artifact.files import close_unwritten
 from service.artifact.hashes import crc32c, masked
 from service.errors import NotReady
 from service.native_tables import NATIVE_TABLES
@@ -142,7 +143,12 @@ class GuardedFiles:
         """Marks the version as damaged if a mapped file was changed; returns the damage in words, "" if none."""
         if not self.is_damaged:
             for opened in self._opened.values():
-                found = os.fstat(opened.descriptor)
+                try:
+                    found = os.fstat(opened.descriptor)
+                except OSError:
+                    # The file system does not tell (on NFS, also of a file that another host has removed). The pages in
+                    # memory are still the file's, and a page that can not be read sets the mark.
+                    continue
                 if found.st_size != opened.size:
                     self.damaged(f"file {opened.path} has {found.st_size} bytes since it was opened with {opened.size}")
                 elif found.st_mtime_ns != opened.changed_ns:
@@ -166,7 +172,7 @@ class GuardedFiles:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             yield descriptor, np.frombuffer(opened.map, np.uint8).ctypes.data
         finally:
-            os.close(descriptor)
+            close_unwritten(descriptor)
 
     def close(self, sleep: Callable[[float], None] = time.sleep) -> None:
         """Frees the memory of all mapped files, a slice at a time; a later read loads pages from a file again. Blocks.
@@ -183,14 +189,14 @@ class GuardedFiles:
                 LIBC.munlock(address + begin, num_bytes)
                 LIBC.madvise(address + begin, num_bytes, DONT_NEED)
                 sleep(_BREAK_S)
-            os.close(opened.descriptor)
+            close_unwritten(opened.descriptor)
         self._opened = {}
 
     def __del__(self) -> None:
         # If close() was not called, as after a failed load of the version, the files' descriptors are still open, and
         # are closed here.
         for opened in self._opened.values():
-            os.close(opened.descriptor)
+            close_unwritten(opened.descriptor)
 
 
 # Bytes of a file that are read and checksummed at a time: few enough to stay in the CPU's cache.
