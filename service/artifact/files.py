@@ -136,7 +136,7 @@ def restore_folders(parent: Path) -> None:
 
 
 def close_unwritten(descriptor: int) -> None:
-    """Closes the descriptor of a file or folder to which nothing was written.
+    """Closes the descriptor of a file or folder to which nothing was written that is not synced.
 
     A network file system can report an error of its own then; the descriptor is closed all the same.
     """

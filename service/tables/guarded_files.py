@@ -32,7 +32,7 @@ import numpy as np
 
 from service.artifact.files import close_unwritten
 from service.artifact.hashes import crc32c, masked
-from service.errors import NotReady
+from service.errors import ArtifactError, NotReady, os_errors_as
 from service.native_tables import NATIVE_TABLES
 from service.types import Array
 
@@ -268,6 +268,7 @@ class Verifier:
 
         Raises:
           NotReady: the verifier was stopped, or the files were closed, before the end.
+          ArtifactError: a file can not be read now, which says nothing of its bytes.
         """
         with self._one:
             started_s, done, memory = self._clock(), 0, mmap.mmap(-1, _CHUNK_BYTES)
@@ -277,12 +278,13 @@ class Verifier:
                 if not part.crc32c:
                     continue
                 found = 0
-                with files.reading(part.file) as (descriptor, address):
+                unread = os_errors_as(ArtifactError, f"cannot read {part.file}")
+                with unread, files.reading(part.file) as (descriptor, address):
                     for begin, size in _chunks(part.offset, part.nbytes):
                         if self._is_stopped or files.is_closed:
                             raise NotReady("The version was given up before its tables were verified.")
                         if _read(files, descriptor, address, begin, memory, size) != size:
-                            files.damaged(f"{part.what}: file {part.file} ends within it or can not be read")
+                            files.damaged(f"{part.what}: file {part.file} ends within it")
                             return
                         found = crc32c(np.frombuffer(memory, np.uint8, size), found)
                         done += size
@@ -319,6 +321,9 @@ class Verifier:
                 self.verify(files, stored)
             except NotReady:
                 return
+            except ArtifactError as error:
+                # The version answers already: its lookups of these rows fail.
+                files.damaged(error.message)
             # If the server stops or the files are closed before the end, verify() raises NotReady and
             # is_verification_due stays True.
             files.is_verification_due = False
@@ -367,8 +372,7 @@ def _read(files: GuardedFiles, descriptor: int, address: int, offset: int, memor
                 if not count:
                     break
                 done += count
-    except OSError as error:
-        logger.warning("a file can not be read", extra={"reason": os.strerror(error.errno or 0)})
-    if not was_there:
-        os.posix_fadvise(descriptor, begin, num_pages * mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
+    finally:
+        if not was_there:
+            os.posix_fadvise(descriptor, begin, num_pages * mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
     return done

@@ -31,7 +31,8 @@ class HungDisk:
 
     The `with` block unmounts it. Files of at most hangs_from bytes are read as usual.
 
-    error: returns for a path the number of the error with which each request about it fails; 0: none.
+    error: returns the number of the error with which a request about a path fails, and 0 for none; takes the path, and
+      whether the request reads a file.
 
     Args:
       valid_s: seconds for which the kernel may keep attributes and names.
@@ -42,7 +43,7 @@ class HungDisk:
 
     def __init__(self, folder: Path, mount: Path, hangs_from: int, valid_s: int = _ALWAYS_S) -> None:
         self.mount = mount
-        self.error: Callable[[Path], int] = lambda path: 0
+        self.error: Callable[[Path, bool], int] = lambda path, is_read: 0
         self._valid_s = valid_s
         self._hangs_from = hangs_from
         # The paths of nodes; node 1 is the root.
@@ -107,7 +108,7 @@ class HungDisk:
             # Flags: FUSE_ASYNC_READ. So many reads may wait that those which wait keep no others from being sent.
             data = struct.pack("<IIIIHHIIHHI28x", 7, 31, readahead, 1, 60000, 60000, 1 << 17, 1, 32, 0, 0)
             self._reply(unique, data)
-        elif number := self.error(self._nodes[node]):
+        elif number := self.error(self._nodes[node], opcode == _READ):
             self._reply(unique, b"", number)
         elif opcode == _LOOKUP:
             path = self._nodes[node] / os.fsdecode(body.rstrip(b"\0"))

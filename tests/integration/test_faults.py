@@ -345,13 +345,13 @@ def folder_notices(server: ServerProcess) -> list[str]:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 def test_a_file_system_that_fails_unloads_nothing_and_is_read_again(base: Path, number: int) -> None:
     with served_through_disk(base, version_settle_s=0.1) as (disk, server):
-        disk.error = lambda path: number
+        disk.error = lambda path, is_read: number
         until(lambda: folder_notices(server))
         assert os.strerror(number) in folder_notices(server)[0] and str(disk.mount) in folder_notices(server)[0]
         server.wait_for_log("no new versions are seen")
         add_version(base, 2, scale=2)
         assert server.lookup({"user": [1]}) == {"user": ROW_1} and versions(server)[1]["state"] == "AVAILABLE"
-        disk.error = lambda path: 0
+        disk.error = lambda path, is_read: 0
         until(lambda: server.tells({"user": [1]}, {"user": [[2, 20]]}))
         until(lambda: not folder_notices(server))
         assert "polling failed" not in server.text()
@@ -360,11 +360,23 @@ def test_a_file_system_that_fails_unloads_nothing_and_is_read_again(base: Path, 
 def test_files_that_another_host_removed_keep_no_new_version_from_loading(base: Path) -> None:
     with served_through_disk(base) as (disk, server):
         # NFS answers so for an open file that another host has removed.
-        disk.error = lambda path: errno.ESTALE if base / "1" in path.parents else 0
+        disk.error = lambda path, is_read: errno.ESTALE if base / "1" in path.parents else 0
         add_version(base, 2, scale=2)
         until(lambda: server.tells({"user": [1]}, {"user": [[2, 20]]}))
         until(lambda: list(versions(server)) == [2])
         assert "polling failed" not in server.text()
+
+
+def test_a_read_that_fails_while_a_version_loads_is_no_damage(base: Path) -> None:
+    with served_through_disk(base) as (disk, server):
+        disk.error = lambda path, is_read: errno.EIO if is_read and path == base / "2" / SHARD else 0
+        add_version(base, 2, scale=2)
+        until(lambda: versions(server).get(2, {}).get("state") == "END")
+        told = versions(server)[2]["status"]
+        assert told["error_code"] == "FAILED_PRECONDITION" and "Input/output error" in told["error_message"], told
+        assert server.lookup({"user": [1]}) == {"user": ROW_1}
+        disk.error = lambda path, is_read: 0
+        until(lambda: server.tells({"user": [1]}, {"user": [[2, 20]]}))
 
 
 def test_an_unmounted_volume_unloads_nothing(serve: Serve, base: Path) -> None:
