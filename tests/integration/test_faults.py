@@ -24,6 +24,7 @@ import grpc
 import httpx
 import numpy as np
 import pytest
+from h2.errors import ErrorCodes
 
 from tests.conformance.wires import predict_request
 from tests.exposition import read_exposition
@@ -398,6 +399,21 @@ def test_an_unmounted_volume_unloads_nothing(serve: Serve, base: Path) -> None:
         # On the volume itself, an empty folder is one whose versions were removed.
         shutil.rmtree(mounted / "2")
         until(lambda: server.http.get("/readyz").status_code == 503)
+
+
+def test_calls_that_were_cancelled_while_the_server_was_stopped_close_no_connection(serve: Serve) -> None:
+    server = serve().ready()
+    message = predict_request("default", {"user": np.array([1])})
+    with H2Client(server.grpc_port) as client:
+        assert client.call(message).status == 0
+        with stopped(server.pid):
+            streams = [client.begin() for _ in range(128)]
+            for stream in streams:
+                client.send(stream, framed(message))
+            for stream in streams:
+                client.h2.reset_stream(stream, ErrorCodes.CANCEL)
+            client.flush()
+        assert client.call(message).status == 0
 
 
 def test_a_log_whose_reader_is_gone_keeps_nobody_from_serving(base: Path) -> None:
