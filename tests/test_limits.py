@@ -101,7 +101,6 @@ CONSTANTS: dict[str, dict[str, str]] = {
     "service/wire/json_body.py": {"strings of a JSON document; two quotes count as one": "MAX_STRINGS"},
     "h2": {
         "empty DATA frames of a connection": "0.4.20",
-        "requests that are cancelled before the server has accepted them": "0.4.20",
         "RST_STREAM that the server sends because of a client's errors": "0.4.20",
     },
 }
@@ -110,6 +109,7 @@ _PLACES = {limit: (file, name) for file, limits in CONSTANTS.items() for limit, 
 WORDS = {
     "a quarter of the memory, at most 1 GiB",
     "as many as processors",
+    "as many as streams",
     "half of the limit on open files",
     "twice that",
 }

@@ -37,6 +37,7 @@ from typing import Literal
 
 import numpy as np
 
+from service.artifact.files import close_unwritten
 from service.artifact.hashes import crc32c_of
 from service.artifact.manifest import MANIFEST_PATH
 from service.artifact.stored_tables import LARGEST, rounded
@@ -297,7 +298,7 @@ class Inbox:
         try:
             return self._read(folder, max_bytes)
         finally:
-            os.close(folder)
+            close_unwritten(folder)
 
     def forget(self, sequence: int) -> None:
         """Lets read() return the delta of this number again, if its file is still there."""

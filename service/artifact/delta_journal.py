@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from service.artifact.delta_file import HEADER, MAGIC, Delta, DeltaFault, decode, size_of
-from service.artifact.files import sync_names
+from service.artifact.files import close_unwritten, sync_names
 from service.errors import DeltaRefused, JournalUnavailable
 
 logger = logging.getLogger(__name__)
@@ -196,15 +196,22 @@ class Journal:
             named = os.stat(self._path, follow_symlinks=False)
         except FileNotFoundError:
             return True
-        mine = os.fstat(self._descriptor)
+        try:
+            mine = os.fstat(self._descriptor)
+        except OSError:
+            # The open file is lost (ESTALE after a change of the NFS server, for example), although its path leads to a
+            # file: that one is opened.
+            return True
         # A journal file that is shorter than the part that was read of it was truncated: it is read again from its
         # start, and deltas with known sequence numbers are skipped.
         return (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino) or mine.st_size < self._end
 
     def _close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+        descriptor = self._descriptor
         self._descriptor, self._is_named, self._end, self._torn_at = -1, False, 0, -1
+        if descriptor >= 0:
+            # All that was written is synced. After an error, the number may already be another file's.
+            close_unwritten(descriptor)
 
     @contextmanager
     def _locked(self, kind: int, patience_s: float) -> Iterator[bool]:

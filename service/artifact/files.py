@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -132,6 +133,15 @@ def restore_folders(parent: Path) -> None:
     sync(parent)
     for left in [*parent.glob(".removed-*"), *parent.glob(".outdated-*")]:
         shutil.rmtree(left, ignore_errors=True)
+
+
+def close_unwritten(descriptor: int) -> None:
+    """Closes the descriptor of a file or folder to which nothing was written that is not synced.
+
+    A network file system can report an error of its own then; the descriptor is closed all the same.
+    """
+    with suppress(OSError):
+        os.close(descriptor)
 
 
 def sync(path: Path) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from service.artifact.delta_file import Delta
+from service.artifact.files import close_unwritten
 from service.artifact.manifest import Manifest, TableEntry, TableScale
 from service.artifact.stored_tables import rounded
 from service.errors import ArtifactError, os_errors_as
@@ -111,7 +112,7 @@ class PrivateMaps:
 
 def _close(descriptors: Mapping[str, int]) -> None:
     for descriptor in descriptors.values():
-        os.close(descriptor)
+        close_unwritten(descriptor)
 
 
 # Maximum number of copies of the tables that are kept, beside the two in use, only because long requests still read

@@ -145,10 +145,12 @@ class TableVerification:
         stored: Sequence[Stored],
         behind: Callable[[], object] | None = None,
     ) -> None:
-        """Verifies a version's tables now or in a thread; raises DataLoss if a checksum differs, NotReady if stopped.
+        """Verifies a version's tables now or in a thread; raises DataLoss if a checksum differs.
 
         Args:
           behind: waits for work that must be done before the verification in the thread.
+
+        Raises also what Verifier.verify() raises.
         """
         # --verify_tables=auto verifies a new version before it answers only if an older version answers meanwhile:
         # otherwise all requests would wait.

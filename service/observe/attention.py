@@ -55,6 +55,8 @@ def _of_models(models: Mapping[str, Any]) -> Iterator[Notice]:
     for name, model in models.items():
         if model["problem"]:
             yield Notice(name, f"can not answer: {model['problem']}", "EmbeddingModelUnavailable")
+        if model["folder"] not in ("", model["problem"]):
+            yield Notice(name, f"no new versions are seen: {model['folder']}", "")
         for version in model["versions"]:
             where = f"version {version['version']}"
             if version["state"] == "END" and version["code"] != "OK":

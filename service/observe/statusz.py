@@ -104,6 +104,7 @@ class Statusz:
         ]
         return {
             "problem": self.registry.problem(name),
+            "folder": self.registry.noted_problem(name),
             "labels": dict(self.registry.labels(name)),
             "versions": versions,
         }

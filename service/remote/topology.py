@@ -431,6 +431,8 @@ _PASSING = (
     redis.exceptions.MasterDownError,
     redis.exceptions.ReadOnlyError,
 )
+# Beginnings of such errors for which redis-py has no class: too few replicas, or a script that runs for long.
+_PASSING_TEXTS = ("NOREPLICAS", "BUSY ")
 
 
 class Refused(Exception):
@@ -525,7 +527,7 @@ class Primaries:
                     for place, answer in zip(some, found, strict=True):
                         if not isinstance(answer, Exception):
                             answers[place] = answer
-                        elif isinstance(answer, _PASSING) or str(answer).startswith("NOREPLICAS"):
+                        elif isinstance(answer, _PASSING) or str(answer).startswith(_PASSING_TEXTS):
                             why = Reason(f"{node[0]}:{node[1]}: {answer}")
                             # redis-py's MovedError is a subclass of AskError; after a MovedError the map of hash slots
                             # is read again.

@@ -30,8 +30,9 @@ from typing import Any
 
 import numpy as np
 
+from service.artifact.files import close_unwritten
 from service.artifact.hashes import crc32c, masked
-from service.errors import NotReady
+from service.errors import ArtifactError, NotReady, os_errors_as
 from service.native_tables import NATIVE_TABLES
 from service.types import Array
 
@@ -142,7 +143,12 @@ class GuardedFiles:
         """Marks the version as damaged if a mapped file was changed; returns the damage in words, "" if none."""
         if not self.is_damaged:
             for opened in self._opened.values():
-                found = os.fstat(opened.descriptor)
+                try:
+                    found = os.fstat(opened.descriptor)
+                except OSError:
+                    # The file system does not tell (on NFS, also of a file that another host has removed). The pages in
+                    # memory are still the file's, and a page that can not be read sets the mark.
+                    continue
                 if found.st_size != opened.size:
                     self.damaged(f"file {opened.path} has {found.st_size} bytes since it was opened with {opened.size}")
                 elif found.st_mtime_ns != opened.changed_ns:
@@ -166,7 +172,7 @@ class GuardedFiles:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             yield descriptor, np.frombuffer(opened.map, np.uint8).ctypes.data
         finally:
-            os.close(descriptor)
+            close_unwritten(descriptor)
 
     def close(self, sleep: Callable[[float], None] = time.sleep) -> None:
         """Frees the memory of all mapped files, a slice at a time; a later read loads pages from a file again. Blocks.
@@ -183,14 +189,14 @@ class GuardedFiles:
                 LIBC.munlock(address + begin, num_bytes)
                 LIBC.madvise(address + begin, num_bytes, DONT_NEED)
                 sleep(_BREAK_S)
-            os.close(opened.descriptor)
+            close_unwritten(opened.descriptor)
         self._opened = {}
 
     def __del__(self) -> None:
         # If close() was not called, as after a failed load of the version, the files' descriptors are still open, and
         # are closed here.
         for opened in self._opened.values():
-            os.close(opened.descriptor)
+            close_unwritten(opened.descriptor)
 
 
 # Bytes of a file that are read and checksummed at a time: few enough to stay in the CPU's cache.
@@ -262,6 +268,7 @@ class Verifier:
 
         Raises:
           NotReady: the verifier was stopped, or the files were closed, before the end.
+          ArtifactError: a file can not be read now, which says nothing of its bytes.
         """
         with self._one:
             started_s, done, memory = self._clock(), 0, mmap.mmap(-1, _CHUNK_BYTES)
@@ -271,12 +278,13 @@ class Verifier:
                 if not part.crc32c:
                     continue
                 found = 0
-                with files.reading(part.file) as (descriptor, address):
+                unread = os_errors_as(ArtifactError, f"cannot read {part.file}")
+                with unread, files.reading(part.file) as (descriptor, address):
                     for begin, size in _chunks(part.offset, part.nbytes):
                         if self._is_stopped or files.is_closed:
                             raise NotReady("The version was given up before its tables were verified.")
                         if _read(files, descriptor, address, begin, memory, size) != size:
-                            files.damaged(f"{part.what}: file {part.file} ends within it or can not be read")
+                            files.damaged(f"{part.what}: file {part.file} ends within it")
                             return
                         found = crc32c(np.frombuffer(memory, np.uint8, size), found)
                         done += size
@@ -313,6 +321,9 @@ class Verifier:
                 self.verify(files, stored)
             except NotReady:
                 return
+            except ArtifactError as error:
+                # The version answers already: its lookups of these rows fail.
+                files.damaged(error.message)
             # If the server stops or the files are closed before the end, verify() raises NotReady and
             # is_verification_due stays True.
             files.is_verification_due = False
@@ -361,8 +372,7 @@ def _read(files: GuardedFiles, descriptor: int, address: int, offset: int, memor
                 if not count:
                     break
                 done += count
-    except OSError as error:
-        logger.warning("a file can not be read", extra={"reason": os.strerror(error.errno or 0)})
-    if not was_there:
-        os.posix_fadvise(descriptor, begin, num_pages * mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
+    finally:
+        if not was_there:
+            os.posix_fadvise(descriptor, begin, num_pages * mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
     return done

@@ -8,6 +8,7 @@ for ever, because nothing in the folder will tell that the reason is gone.
 from __future__ import annotations
 
 import errno
+import os
 import random
 import threading
 import time
@@ -76,6 +77,9 @@ class VersionSource(Protocol):
 OpenStore = Callable[[str, str, Callable[[], None]], VersionSource]
 
 
+_UNMOUNTED = "it is empty, and on another file system than its versions were: mount their volume again"
+
+
 class Folder:
     """The version source of a mounted folder, which the server only reads. Its arguments are those of Arrival."""
 
@@ -88,9 +92,16 @@ class Folder:
         self._wall_clock = wall_clock
         self.is_local = True
         self.notes: Mapping[int, str] = {}
+        # The device of the file system on which the base path had versions last.
+        self._device: int | None = None
 
     def find(self) -> Mapping[int, Path]:
+        device = os.stat(self._base_path).st_dev
         found = model_config.find_all_folders(Path(self._base_path))
+        if not found and self._device not in (None, device):
+            # An unmounted volume leaves the empty folder over which it was mounted: nobody has removed the versions.
+            raise OSError(errno.ENOMEDIUM, _UNMOUNTED)
+        self._device = device if found else self._device
         names = {version: [path.name for path in paths] for version, paths in found.items()}
         self.notes = {version: model_config.same_number(given) for version, given in names.items() if len(given) > 1}
         return {version: paths[-1] for version, paths in found.items()}

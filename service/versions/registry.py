@@ -8,6 +8,7 @@ Source: tensorflow_serving/apis/get_model_status.proto, tensorflow_serving/core/
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ from typing import NamedTuple
 from service.errors import LabelNotFound, ModelNotFound, NotReady, ServiceError, VersionNotFound, did_you_mean, listed
 from service.types import ModelRef, State, VersionStatus
 from service.versions.servable import Holder, LoadedServable, Servable
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +425,12 @@ class Registry:
 
     def _close(self, holder: Holder, poll_s: float) -> None:
         _drain(holder, poll_s)
-        holder.servable.close()
+        try:
+            holder.servable.close()
+        except Exception:
+            # No request reaches the version any more. If its state stayed UNLOADING, the model could not change again.
+            extra = {"model": holder.servable.name, "version": holder.servable.version}
+            logger.exception("a version could not be closed", extra=extra)
 
     def _swap(self, new: Holder) -> None:
         name, version = new.servable.name, new.servable.version

@@ -270,7 +270,8 @@ class ModelWatcher:
             self._problem = problem
             self._registry.note_problem(self.name, problem and self.last_config.told(problem))
             if problem:
-                logger.warning("model has no versions", extra={"model": self.name, "reason": problem})
+                what = "no new versions are seen" if self._loaded else "model has no versions"
+                logger.warning(what, extra={"model": self.name, "reason": problem})
 
     def _forget(self, found: Mapping[int, Path], wanted: list[int]) -> None:
         # The status of a failed version is removed only when its folder is gone, even if the policy does not want the

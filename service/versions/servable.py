@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -177,11 +178,13 @@ class Servable:
         return DataLoss(f'The files of version {self.version} of model "{self.name}" were damaged while it was served.')
 
     def close(self) -> None:
-        for backend in {id(b): b for b in self.backends.values()}.values():
-            backend.close()
-        if self.deltas is not None:
-            self.deltas.close()
-        self.files.close()
+        # In the reverse order of these lines; an error keeps no other part open.
+        with ExitStack() as parts:
+            parts.callback(self.files.close)
+            if self.deltas is not None:
+                parts.callback(self.deltas.close)
+            for backend in {id(b): b for b in self.backends.values()}.values():
+                parts.callback(backend.close)
 
 
 def sums_of_counts(counts: Mapping[str, TableCounts], more: Mapping[str, TableCounts]) -> dict[str, TableCounts]:

@@ -1,4 +1,4 @@
-"""Shows a folder through a file system of this process, whose reads of some bytes wait as those of a hung disk do.
+"""Shows a folder through a file system of this process, whose reads wait as those of a hung disk, or that fails.
 
 Source: fuse(4), struct fuse_in_header and the others of include/uapi/linux/fuse.h (Linux 6.18).
 """
@@ -10,13 +10,14 @@ import errno
 import os
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MS_RDONLY, _MNT_DETACH = 1, 2
 _IN = struct.Struct("<IIQQIIIHH")
 # Seconds for which the kernel may keep attributes and names: longer than any test.
-_VALID_S = 3600
+_ALWAYS_S = 3600
 _LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, _RELEASE, _FLUSH, _INIT = 1, 2, 3, 14, 15, 18, 25, 26
 _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _BATCH_FORGET = 27, 28, 29, 36, 42
 
@@ -30,12 +31,20 @@ class HungDisk:
 
     The `with` block unmounts it. Files of at most hangs_from bytes are read as usual.
 
+    error: returns the number of the error with which a request about a path fails, and 0 for none; takes the path, and
+      whether the request reads a file.
+
+    Args:
+      valid_s: seconds for which the kernel may keep attributes and names.
+
     Raises:
       NoHungDisk: the system has no FUSE, or lets this process mount nothing.
     """
 
-    def __init__(self, folder: Path, mount: Path, hangs_from: int) -> None:
+    def __init__(self, folder: Path, mount: Path, hangs_from: int, valid_s: int = _ALWAYS_S) -> None:
         self.mount = mount
+        self.error: Callable[[Path, bool], int] = lambda path, is_read: 0
+        self._valid_s = valid_s
         self._hangs_from = hangs_from
         # The paths of nodes; node 1 is the root.
         self._nodes = [mount, folder]
@@ -99,16 +108,20 @@ class HungDisk:
             # Flags: FUSE_ASYNC_READ. So many reads may wait that those which wait keep no others from being sent.
             data = struct.pack("<IIIIHHIIHHI28x", 7, 31, readahead, 1, 60000, 60000, 1 << 17, 1, 32, 0, 0)
             self._reply(unique, data)
+        elif number := self.error(self._nodes[node], opcode == _READ):
+            self._reply(unique, b"", number)
         elif opcode == _LOOKUP:
             path = self._nodes[node] / os.fsdecode(body.rstrip(b"\0"))
             number = self._numbers.get(path, len(self._nodes))
-            data = struct.pack("<QQQQII", number, 0, _VALID_S, _VALID_S, 0, 0) + self._attributes(path, number)
+            data = struct.pack("<QQQQII", number, 0, self._valid_s, self._valid_s, 0, 0) + self._attributes(
+                path, number
+            )
             if number == len(self._nodes):
                 self._nodes.append(path)
                 self._numbers[path] = number
             self._reply(unique, data)
         elif opcode == _GETATTR:
-            self._reply(unique, struct.pack("<QII", _VALID_S, 0, 0) + self._attributes(self._nodes[node], node))
+            self._reply(unique, struct.pack("<QII", self._valid_s, 0, 0) + self._attributes(self._nodes[node], node))
         elif opcode in (_OPEN, _OPENDIR):
             # The flag FOPEN_KEEP_CACHE: else each open drops the file's pages, and waits for those that are being read.
             self._reply(unique, struct.pack("<QII", node, 2, 0))

@@ -7,6 +7,7 @@ control group's limit (an allocation fails in place of a process being killed).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -15,7 +16,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -23,11 +24,13 @@ import grpc
 import httpx
 import numpy as np
 import pytest
+from h2.errors import ErrorCodes
 
 from tests.conformance.wires import predict_request
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
 from tests.integration.h2_client import H2Client, framed
+from tests.integration.hung_disk import HungDisk, NoHungDisk
 from tests.integration.limited import LOOKUP, limited, lookup, used_while_idle_s
 from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, stopped, until
 from tests.integration.raw_http import BODY, connect, post, rest, status
@@ -320,6 +323,97 @@ def test_a_server_that_was_stopped_for_a_while_cuts_no_upload(serve: Serve) -> N
         sock.sendall(upload[-5:])
         client.send(stream, message[-5:])
         assert status(rest(sock)) == 200 and client.answer(stream).status == 0
+
+
+@contextmanager
+def served_through_disk(base: Path, **settings: object) -> Iterator[tuple[HungDisk, ServerProcess]]:
+    """Shows a model folder through a file system that can fail, of which the kernel keeps nothing, and serves it."""
+    try:
+        disk = HungDisk(base, base.parent / "disk", 1 << 40, valid_s=0)
+    except NoHungDisk as error:
+        pytest.skip(f"{error}: NO FILE SYSTEM FAILED")
+    given = {"model_base_path": disk.mount, "graph_signatures": "off", "file_system_poll_wait_seconds": 0.05}
+    # The server ends before its disk.
+    with disk, ServerProcess(**(given | settings)) as server:
+        yield disk, server.ready()
+
+
+def folder_notices(server: ServerProcess) -> list[str]:
+    messages = [one["message"] for one in server.http.get("/v1/statusz").json()["attention"]]
+    return [message for message in messages if message.startswith("no new versions are seen: ")]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_file_system_that_fails_unloads_nothing_and_is_read_again(base: Path, number: int) -> None:
+    with served_through_disk(base, version_settle_s=0.1) as (disk, server):
+        disk.error = lambda path, is_read: number
+        until(lambda: folder_notices(server))
+        assert os.strerror(number) in folder_notices(server)[0] and str(disk.mount) in folder_notices(server)[0]
+        server.wait_for_log("no new versions are seen")
+        add_version(base, 2, scale=2)
+        assert server.lookup({"user": [1]}) == {"user": ROW_1} and versions(server)[1]["state"] == "AVAILABLE"
+        disk.error = lambda path, is_read: 0
+        until(lambda: server.tells({"user": [1]}, {"user": [[2, 20]]}))
+        until(lambda: not folder_notices(server))
+        assert "polling failed" not in server.text()
+
+
+def test_files_that_another_host_removed_keep_no_new_version_from_loading(base: Path) -> None:
+    with served_through_disk(base) as (disk, server):
+        # NFS answers so for an open file that another host has removed.
+        disk.error = lambda path, is_read: errno.ESTALE if base / "1" in path.parents else 0
+        add_version(base, 2, scale=2)
+        until(lambda: server.tells({"user": [1]}, {"user": [[2, 20]]}))
+        until(lambda: list(versions(server)) == [2])
+        assert "polling failed" not in server.text()
+
+
+def test_a_read_that_fails_while_a_version_loads_is_no_damage(base: Path) -> None:
+    with served_through_disk(base) as (disk, server):
+        disk.error = lambda path, is_read: errno.EIO if is_read and path == base / "2" / SHARD else 0
+        add_version(base, 2, scale=2)
+        until(lambda: versions(server).get(2, {}).get("state") == "END")
+        told = versions(server)[2]["status"]
+        assert told["error_code"] == "FAILED_PRECONDITION" and "Input/output error" in told["error_message"], told
+        assert server.lookup({"user": [1]}) == {"user": ROW_1}
+        disk.error = lambda path, is_read: 0
+        until(lambda: server.tells({"user": [1]}, {"user": [[2, 20]]}))
+
+
+def test_an_unmounted_volume_unloads_nothing(serve: Serve, base: Path) -> None:
+    mounted, settle_s = base.parent / "mounted", 0.1
+    mounted.mkdir()
+    with ExitStack() as stack:
+        volume = stack.enter_context(ExitStack())
+        volume.enter_context(small_disk(mounted, 1 << 20))
+        shutil.copytree(base / "1", mounted / "1")
+        server = serve(model_base_path=mounted, version_settle_s=settle_s).ready()
+        volume.close()
+        until(lambda: folder_notices(server))
+        assert "mount their volume again" in folder_notices(server)[0]
+        time.sleep(5 * settle_s)
+        assert server.lookup({"user": [1]}) == {"user": ROW_1} and server.http.get("/readyz").status_code == 200
+        stack.enter_context(small_disk(mounted, 1 << 20))
+        write_toy_model(mounted / "2", scale=2)
+        until(lambda: server.tells({"user": [1]}, {"user": [[2, 20]]}))
+        # On the volume itself, an empty folder is one whose versions were removed.
+        shutil.rmtree(mounted / "2")
+        until(lambda: server.http.get("/readyz").status_code == 503)
+
+
+def test_calls_that_were_cancelled_while_the_server_was_stopped_close_no_connection(serve: Serve) -> None:
+    server = serve().ready()
+    message = predict_request("default", {"user": np.array([1])})
+    with H2Client(server.grpc_port) as client:
+        assert client.call(message).status == 0
+        with stopped(server.pid):
+            streams = [client.begin() for _ in range(128)]
+            for stream in streams:
+                client.send(stream, framed(message))
+            for stream in streams:
+                client.h2.reset_stream(stream, ErrorCodes.CANCEL)
+            client.flush()
+        assert client.call(message).status == 0
 
 
 def test_a_log_whose_reader_is_gone_keeps_nobody_from_serving(base: Path) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+import redis
 
 from model_export.errors import ExportError
 from model_export.remote.push import push
 from service.remote.address import StoreAddress
 from service.remote.layout import TableLayout
 from tests.exposition import read_exposition
-from tests.integration.process import ServerProcess, until
+from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.integration.remote_tables import large, layout_of
 from tests.valkey_cluster import Cluster, Node, needs_program
 
@@ -22,9 +25,9 @@ pytestmark = needs_program
 ROWS = 20_000
 
 
-@pytest.fixture
-def served(cluster: Cluster, tmp_path: Path) -> Iterator[tuple[ServerProcess, TableLayout, np.ndarray]]:
-    """A server of a table of many blocks in the cluster, the layout of the blocks, and the rows."""
+@contextmanager
+def serving(cluster: Cluster, tmp_path: Path) -> Iterator[tuple[ServerProcess, TableLayout, np.ndarray]]:
+    """Serves a table of many blocks in a cluster; yields the server, the layout of the blocks, and the rows."""
     folder, rows = large(tmp_path / "toy" / "1", ROWS)
     push(folder, StoreAddress.parse(cluster.address), tables=["user"])
     with ServerProcess(
@@ -34,6 +37,12 @@ def served(cluster: Cluster, tmp_path: Path) -> Iterator[tuple[ServerProcess, Ta
         remote_tables=f"user={cluster.address}",
     ) as server:
         yield server.ready(), layout_of(folder, "user"), rows
+
+
+@pytest.fixture
+def served(cluster: Cluster, tmp_path: Path) -> Iterator[tuple[ServerProcess, TableLayout, np.ndarray]]:
+    with serving(cluster, tmp_path) as found:
+        yield found
 
 
 def node_of(cluster: Cluster, layout: TableLayout, block: int) -> Node:
@@ -142,6 +151,35 @@ def test_a_flipped_bit_is_found_while_upserted_rows_are_no_fault(
     assert f"1 blocks hold other bytes than the version's files, in slots {slot}: run" in notice["message"]
     assert faulty(server, "differs") == 1
     assert server.http.get("/readyz").status_code == 200
+
+
+def test_rows_behind_a_long_script_are_not_lost(tmp_path: Path) -> None:
+    with (
+        Cluster(tmp_path / "nodes", 0) as single,
+        serving(single, tmp_path) as (server, _, _),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        (node,) = single.nodes
+        node.ask("CONFIG", "SET", "busy-reply-threshold", 50)
+        # Longer than the second between two comparisons of the table with its file.
+        script = "local t = redis.call('TIME')[1]; while redis.call('TIME')[1] - t < 3 do end"
+        other = redis.Redis(port=node.port, socket_timeout=PATIENCE_S)
+        ran = pool.submit(other.execute_command, "EVAL", script, 0)
+        until(lambda: is_busy(node))
+        told = refusal(server)
+        assert "BUSY" in told and "push" not in told
+        ran.result()
+        until(lambda: refusal(server) == "")
+        assert notices(server) == [] and "rows of a remote table are lost" not in server.text()
+        other.close()
+
+
+def is_busy(node: Node) -> bool:
+    try:
+        node.ask("PING")
+    except redis.ResponseError as error:
+        return "BUSY" in str(error)
+    return False
 
 
 def test_push_refuses_a_cluster_that_evicts_keys(cluster: Cluster, tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def test_a_client_adds_models_beside_the_served_ones_and_learns_nothing_of_the_d
     add_version(beside_base, 3, scale=3)
     assert reload(server, moved, beside) == ("0", "")
     assert ask(server, "new") == [3, 30]
-    server.wait_for_log("model has no versions", model="default")
+    server.wait_for_log("no new versions are seen", model="default")
     other = {"name": "other", "base_path": str(beside_base)}
     # A model that a client moves to a broken folder: neither its status nor readiness says what is in that folder.
     assert reload(server, {"name": "new", "base_path": str(broken)}, other) == ("0", "")

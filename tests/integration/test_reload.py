@@ -60,7 +60,7 @@ def test_a_model_folder_that_vanishes_keeps_being_served(serve: Serve, base: Pat
     server = serve(version_settle_s=3600).ready()
     # The folder is empty for a moment. A scan that meets it so unloads nothing.
     shutil.rmtree(base)
-    server.wait_for_log("model has no versions")
+    server.wait_for_log("no new versions are seen")
     assert server.lookup({"user": [4]}) == {"user": [[4, 40]]}
     assert server.http.get("/readyz").status_code == 200
     add_version(base.parent, 0)

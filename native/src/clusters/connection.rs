@@ -288,8 +288,9 @@ pub(super) fn is_too_deep(answer: &[u8]) -> bool {
     false
 }
 
-/// Kinds of error answers after which another try may succeed: the slot map is outdated, or a node is not ready yet.
-const PASSING: [&str; 6] = ["MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN"];
+/// Kinds of error answers after which another try may succeed: the slot map is outdated, a node is not ready yet, or it
+/// runs a long script.
+const PASSING: [&str; 7] = ["MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN", "BUSY"];
 
 /// Says whether a command may succeed later, or on another node, that a node answered with this error.
 pub(super) fn is_passing(error: &str) -> bool {

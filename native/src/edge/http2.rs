@@ -52,6 +52,9 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     let mut handshake = Box::pin(
         h2::server::Builder::new()
             .max_concurrent_streams(limits.max_streams)
+            // A server that got no processor time for a while reads calls together with their cancellations, because
+            // their deadlines have passed. h2's default of 20 would close the connection of all of a client's calls.
+            .max_pending_accept_reset_streams(limits.max_streams as usize)
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_frame_size(FRAME_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -178,6 +179,33 @@ def test_a_disk_that_fails_leaves_nothing_behind(path: Path, monkeypatch: pytest
     assert writer.journal.failures == {"full": 0, "held": 0, "unwritable": 1}
     assert writer.append(3) == 2
     assert Writer(path).read() == [(1, 1), (2, 3)]
+
+
+def test_an_open_file_that_its_server_has_lost_is_opened_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(path)
+    writer.append(1)
+    lost = os.stat(path).st_ino
+    fstat, close, closed = os.fstat, os.close, []
+
+    def stale(descriptor: int) -> os.stat_result:
+        found = fstat(descriptor)
+        if found.st_ino == lost and not closed:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return found
+
+    def close_with_error(descriptor: int) -> None:
+        is_lost = fstat(descriptor).st_ino == lost
+        close(descriptor)
+        if is_lost:
+            closed.append(descriptor)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", stale)
+        patched.setattr(os, "close", close_with_error)
+        assert writer.append(2) == 2
+    assert len(closed) == 1
+    assert writer.read() == Writer(path).read() == [(1, 1), (2, 2)]
 
 
 def test_who_holds_it_is_waited_for_and_then_told_of(path: Path) -> None:

@@ -126,6 +126,7 @@ def document() -> dict[str, Any]:
         "models": {
             "m": {
                 "problem": "",
+                "folder": "",
                 "versions": [
                     {"version": 2, "state": "AVAILABLE", "code": "OK", "message": "", "note": "", "deltas": deltas},
                     {"version": 1, "state": "END", "code": "OK", "message": "", "note": ""},
@@ -151,6 +152,8 @@ USER = {"model": "m", "version": 2, "table": "user", "problem": "", "refusal": "
 LOST = "1 blocks are missing, in slots 7"
 # Place in the document, what is changed or appended there, and the notice: model, message and alert.
 CHANGES: list[tuple[str, Any, tuple[str, str, str]]] = [
+    (M, {"folder": "cannot read it"}, ("m", "no new versions are seen: cannot read it", "")),
+    (M, {"problem": "none", "folder": "none"}, ("m", "can not answer: none", "EmbeddingModelUnavailable")),
     (M, {"problem": "no version"}, ("m", "can not answer: no version", "EmbeddingModelUnavailable")),
     (OLD, {"code": "DATA_LOSS", "message": "cut"}, ("m", "version 1: DATA_LOSS: cut", "EmbeddingVersionDamaged")),
     (OLD, {"code": "NOT_FOUND", "message": "gone"}, ("m", "version 1: NOT_FOUND: gone", "EmbeddingVersionFailed")),

@@ -392,6 +392,26 @@ def test_a_backend_of_several_signatures_is_closed_once() -> None:
     assert backend.closed == 1
 
 
+def test_a_version_that_can_not_be_closed_ends_and_its_other_parts_are_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(FakeBackend):
+        def close(self) -> None:
+            super().close()
+            raise OSError("stale")
+
+    first, second = Broken(), Broken()
+    both = servable(1, backend=first)
+    spec = both.signatures["serving_default"]
+    registry = new_registry()
+    registry.start("m", 1)
+    registry.publish(type(both)("m", 1, {"a": spec, "b": spec}, {"a": first, "b": second}))
+    registry.unload("m", 1)
+    assert registry.statuses("m") == [VersionStatus(1, State.END)]
+    assert (first.closed, second.closed) == (1, 1)
+    assert [record.getMessage() for record in caplog.records] == ["a version could not be closed"]
+
+
 def test_under_swaps_no_reader_meets_a_closed_version_or_goes_without() -> None:
     registry, versions = new_registry(), 60
     backends = {version: FakeBackend() for version in range(1, versions + 1)}
