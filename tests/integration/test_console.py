@@ -231,6 +231,7 @@ def test_a_swap_shows_while_somebody_looks(console: Watched, base: Path) -> None
     (base / "toy" / "3").mkdir()
     (base / "toy" / "3" / "saved_model.pb").write_bytes(b"broken")
     card.locator("p.problem", has_text="version 3").wait_for()
+    card.get_by_text("There is no older version to go back to.").wait_for()
     attention = page.get_by_role("region", name="What needs attention").locator("tr", has_text="version 3")
     attention.get_by_text("EmbeddingVersionFailed").wait_for()
     shutil.rmtree(base / "toy" / "3")
@@ -887,6 +888,14 @@ def test_a_model_is_rolled_back_after_a_question(browser: Browser, server: Serve
         versions = card.get_by_role("combobox", name="To version")
         assert versions.locator("option").all_inner_texts() == ["2 (served now)", "1"]
         assert versions.input_value() == "1"
+        broken = base / "spare" / "3"
+        broken.mkdir()
+        (broken / "saved_model.pb").write_bytes(b"broken")
+        told = ["3 (failed to load)", "2 (served now)", "1"]
+        until(lambda: versions.locator("option").all_inner_texts() == told)
+        assert versions.input_value() == "1"
+        shutil.rmtree(broken)
+        until(lambda: versions.locator("option").all_inner_texts() == told[1:])
 
         def roll_back(to: str) -> None:
             card.get_by_role("combobox", name="To version").select_option(to)

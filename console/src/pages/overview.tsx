@@ -102,7 +102,7 @@ function RollBack({ model, adminPage, hasAdmin }: { model: Model; adminPage: JSX
     );
   const served = model.versions.find((one) => one.state === "AVAILABLE");
   if (!served) return null;
-  if (model.folders.length < 2) return <p class="faint">There is no other version to go back to.</p>;
+  if (!model.folders.some((one) => one < served.version)) return <p class="faint">There is no older version to go back to.</p>;
   const folder = `${model.base_path}/`;
   return (
     <p class="faint">
