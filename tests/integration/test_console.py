@@ -249,6 +249,34 @@ def test_a_swap_shows_while_somebody_looks(console: Watched, base: Path) -> None
     page.get_by_text("unloading or ended").first.wait_for()
 
 
+def test_many_models_do_not_hide_the_one_that_fails(browser: Browser, tmp_path: Path) -> None:
+    def note(manifest: dict[str, Any]) -> None:
+        manifest["provenance"] = {"notice": "a toy"}
+
+    names = [f"m{number:02d}" for number in range(12)]
+    for name in names:
+        write_toy_model(tmp_path / name / "1", edit_manifest=note)
+    (tmp_path / "m07" / "1" / "saved_model.pb").write_bytes(b"broken")
+    with ServerProcess(models=tmp_path, graph_signatures="off", file_system_poll_wait_seconds=0.1) as server:
+        server.ready()
+        for number, name in enumerate(names):
+            for _ in range(number + 1):
+                server.http.post(f"/v1/models/{name}:lookup", json={"features": {"user": [1]}})
+        with browsing.watched(browser, f"http://127.0.0.1:{server.http_port}") as seen:
+            page = seen.open()
+            rows = page.get_by_role("region", name="What needs attention").locator("tbody tr")
+            until(lambda: rows.count() == 2)
+            assert rows.nth(0).inner_text().startswith("m07\tcan not answer: version 1 is END")
+            assert rows.nth(1).inner_text().startswith("m00, m01, m02 and 8 more\tversion 1: a toy")
+            page = seen.open("traffic")
+            busiest = page.get_by_role("region", name="Rate and failures by model", exact=True).locator("tbody tr")
+            until(lambda: busiest.count() == 8)
+            assert [row.split("\t")[0] for row in busiest.all_inner_texts()][:3] == ["m11", "m10", "m09"]
+            page.get_by_text("The plots have the 8 models with the most requests.").wait_for()
+            page.get_by_text("4 more").first.click()
+            page.get_by_role("region", name="Rate and failures by model, further ones").get_by_text("m00").wait_for()
+
+
 def find(page: Page, text: str) -> Locator:
     """Searches for a row on the page Tables; returns the list of the rows that were found."""
     page.get_by_role("searchbox", name="Label, key or row id", exact=True).fill(text)

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import { Change, Model, Overview, Version, get, nowS } from "../api";
 import { address, readAddress, useLoad } from "../hooks";
-import { AdminPage, Ago, Badge, Column, Folded, Grid, IS_PHONE, NoModel, READS, Status, UNKNOWN_MODEL, ago, bytes, clock, duration, modelName, shown, time } from "../parts";
+import { AdminPage, Ago, Badge, Folded, Grid, IS_PHONE, More, NoModel, READS, Status, UNKNOWN_MODEL, ago, bytes, clock, duration, modelName, shown, time } from "../parts";
 import { Noted, Setting, Statusz, TableStatus, VersionStatus } from "../statusz";
 
 // Width of the time line; it is scaled to its card, and its letters with it.
@@ -13,6 +13,7 @@ const ROW = 22;
 const SHOWN_MODELS = IS_PHONE ? 1 : 6;
 const SHOWN_VERSIONS = 8;
 const SHOWN_FAILURES = 10;
+const SHOWN_NAMES = 3;
 const SHOWN_ERRORS = IS_PHONE ? 2 : 10;
 const SHOWN_STATES = IS_PHONE ? 1 : 5;
 
@@ -272,22 +273,6 @@ function ModelCard(props: {
   );
 }
 
-/** A table whose later rows are folded. */
-function More<T>({ most, ...grid }: { label: string; columns: Column<T>[]; rows: T[]; most: number }): JSX.Element {
-  const rest = grid.rows.slice(most);
-  return (
-    <>
-      <Grid {...grid} rows={grid.rows.slice(0, most)} />
-      {rest.length ? (
-        <details>
-          <summary>{rest.length} more</summary>
-          <Grid {...grid} label={`${grid.label}, further ones`} rows={rest} />
-        </details>
-      ) : null}
-    </>
-  );
-}
-
 const LAST_ERRORS = "last-errors";
 const SHOWN_REASONS = 3;
 const SHOWN_CLIENTS = 3;
@@ -394,6 +379,30 @@ function Failures({ statusz, models }: { statusz: Statusz; models: string[] }): 
   );
 }
 
+interface Joined {
+  models: string[];
+  message: string;
+  alert: string;
+}
+
+/** Joins the models with equal problems; those with an alert rule come first. */
+function joined(attention: Statusz["attention"]): Joined[] {
+  const found = new Map<string, Joined>();
+  for (const { model, message, alert } of attention) {
+    const key = JSON.stringify([message, alert, model === ""]);
+    const known = found.get(key);
+    if (known) known.models.push(model);
+    else found.set(key, { models: [model], message, alert });
+  }
+  return [...found.values()].sort((a, b) => Number(a.alert === "") - Number(b.alert === ""));
+}
+
+/** Lists the first names, and how many more there are. */
+function listed(names: string[]): string {
+  const rest = names.length - SHOWN_NAMES;
+  return rest > 0 ? `${names.slice(0, SHOWN_NAMES).join(", ")} and ${shown(rest)} more` : names.join(", ");
+}
+
 function Attention({ statusz, models }: { statusz: Statusz; models: string[] }): JSX.Element {
   return (
     <section class="card" aria-label="Needs attention">
@@ -401,9 +410,9 @@ function Attention({ statusz, models }: { statusz: Statusz; models: string[] }):
       {statusz.attention.length ? (
         <Grid
           label="What needs attention"
-          rows={statusz.attention}
+          rows={joined(statusz.attention)}
           columns={[
-            { name: "model", cell: (one) => one.model || "this server" },
+            { name: "model", cell: (one) => listed(one.models) || "this server" },
             { name: "what", cell: (one) => <span class="problem">{one.message}</span> },
             { name: "alert rule", cell: (one) => one.alert },
           ]}
