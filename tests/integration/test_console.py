@@ -262,17 +262,21 @@ def test_many_models_do_not_hide_the_one_that_fails(browser: Browser, tmp_path: 
         for number, name in enumerate(names):
             for _ in range(number + 1):
                 server.http.post(f"/v1/models/{name}:lookup", json={"features": {"user": [1]}})
+            for _ in range(2):
+                server.http.post(f"/v1/models/{name}:lookup", json={"features": {"user": [number - 100]}})
         with browsing.watched(browser, f"http://127.0.0.1:{server.http_port}") as seen:
             page = seen.open()
             rows = page.get_by_role("region", name="What needs attention").locator("tbody tr")
             until(lambda: rows.count() == 2)
             assert rows.nth(0).inner_text().startswith("m07\tcan not answer: version 1 is END")
+            reasons = page.get_by_role("list", name="What failed most").locator("li")
+            reasons.filter(has_text=re.compile(r"^22 × HTTP lookup, .+ and 8 more: such as: ")).wait_for()
             assert rows.nth(1).inner_text().startswith("m00, m01, m02 and 8 more\tversion 1: a toy")
             page = seen.open("traffic")
             busiest = page.get_by_role("region", name="Rate and failures by model", exact=True).locator("tbody tr")
             until(lambda: busiest.count() == 8)
             assert [row.split("\t")[0] for row in busiest.all_inner_texts()][:3] == ["m11", "m10", "m09"]
-            page.get_by_text("The plots have the 8 models with the most requests.").wait_for()
+            page.get_by_text("The plots have the first 8 lines of").wait_for()
             page.get_by_text("4 more").first.click()
             page.get_by_role("region", name="Rate and failures by model, further ones").get_by_text("m00").wait_for()
 

@@ -284,22 +284,24 @@ interface Group extends Noted {
   /** Their texts differ in numbers or quoted values. */
   isVaried: boolean;
   firstS: number;
+  models: Set<string>;
   /** How many requests each client sent. */
   clients: Map<string, number>;
 }
 
-/** Joins failed requests with equal model, code, call and message, but for its numbers and quoted values; the newest of them stands for all. */
-function grouped(errors: Noted[]): Group[] {
+/** Joins failed requests with equal code, call and message, but for its numbers and quoted values; the newest of them stands for all. */
+function grouped(errors: Noted[], byModel: boolean): Group[] {
   const found = new Map<string, Group>();
   for (const one of errors) {
-    const key = JSON.stringify([one.model, one.code, callOf(one), one.message.replace(/"[^"]*"|-?\d[\d.,]*/g, "…")]);
+    const key = JSON.stringify([byModel && one.model, one.code, callOf(one), one.message.replace(/"[^"]*"|-?\d[\d.,]*/g, "…")]);
     const known = found.get(key);
     const clients = known?.clients ?? new Map<string, number>();
     clients.set(one.client, (clients.get(one.client) ?? 0) + 1);
     if (known) {
+      known.models.add(one.model);
       const isVaried = known.isVaried || known.message !== one.message;
       Object.assign(known, { count: known.count + 1, firstS: Math.min(known.firstS, one.at_s), isVaried });
-    } else found.set(key, { ...one, count: 1, firstS: one.at_s, isVaried: false, clients });
+    } else found.set(key, { ...one, count: 1, firstS: one.at_s, isVaried: false, models: new Set([one.model]), clients });
   }
   return [...found.values()];
 }
@@ -336,7 +338,7 @@ function Failures({ statusz, models }: { statusz: Statusz; models: string[] }): 
   const recent = statusz.last_errors.filter((one) => one.at_s > nowS() - seconds);
   const clients = new Map<string, number>();
   for (const { client } of recent) clients.set(client, (clients.get(client) ?? 0) + 1);
-  const often = grouped(recent).sort((a, b) => b.count - a.count).slice(0, SHOWN_REASONS);
+  const often = grouped(recent, false).sort((a, b) => b.count - a.count).slice(0, SHOWN_REASONS);
   if (!all) return <p class="faint">No request failed {since}.</p>;
   return (
     <>
@@ -368,7 +370,7 @@ function Failures({ statusz, models }: { statusz: Statusz; models: string[] }): 
       <ul aria-label="What failed most">
         {often.map((one) => (
           <li key={one.request_id}>
-            {shown(one.count)} × {callOf(one)}, {modelName(one.model)}: <Message one={one} models={models} />
+            {shown(one.count)} × {callOf(one)}, {listed([...one.models].map(modelName))}: <Message one={one} models={models} />
           </li>
         ))}
       </ul>
@@ -605,7 +607,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
                 <More
                   label="Failed requests"
                   most={SHOWN_ERRORS}
-                  rows={grouped(data.last_errors)}
+                  rows={grouped(data.last_errors, true)}
                   columns={[
                     { name: "last at", cell: (one) => <Ago atS={one.at_s} /> },
                     { name: "first at", cell: (one) => <Ago atS={one.firstS} /> },

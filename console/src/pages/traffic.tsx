@@ -311,7 +311,7 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
       {history && !names.length ? <p class="card faint">No request has come since the server started <Ago atS={history.start_s} />.</p> : null}
       {history && names.length ? (
         <>
-          {names.length > SHOWN_MODELS ? <p class="faint">The plots have the {SHOWN_MODELS} models with the most requests.</p> : null}
+          {names.length > SHOWN_MODELS ? <p class="faint">The plots have the first {SHOWN_MODELS} lines of “Requests by model”, the models with the most requests.</p> : null}
           <div class="columns">
             <Plot
               label="Requests since the server's start"
