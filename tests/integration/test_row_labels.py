@@ -78,8 +78,10 @@ def test_rows_have_labels_only_on_request(server: ServerProcess) -> None:
         ({"ids": [1], "labels": 1}, '"labels" must be true or false.'),
         (
             {"ids": [1], "label": True},
-            "Unknown key: label. A :rows request has: ids, a list of row ids; labels, true or false. "
-            "Did you mean labels?",
+            (
+                "Unknown key: label. A :rows request has: ids, a list of row ids; labels, true or false. "
+                "Did you mean labels?"
+            ),
         ),
     ):
         refused = server.http.post(f"{FILM}:rows", json=wrong)
