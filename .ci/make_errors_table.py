@@ -45,8 +45,8 @@ MISTAKES_HEAD = """\
 
 This page lists typical wrong requests to a small copy of the demo's model, with 60 users and 80 films (`model-export
 demo --dataset synthetic`), and what the server answers. Where TensorFlow Serving has a text for a mistake, its text
-stands first, to the letter. An empty cell: the mistake can not be made over that protocol. [errors.md](errors.md) lists
-codes and statuses.
+stands first, to the letter; but the inputs of a prediction with ragged features are named as in JSON. An empty cell:
+the mistake can not be made over that protocol. [errors.md](errors.md) lists codes and statuses.
 
 This file is generated from `tests/mistakes.toml` (`make generated`); `tests/integration/test_mistakes.py` sends each
 request to a server.

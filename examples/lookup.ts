@@ -1,9 +1,11 @@
 // Requests embeddings from a running server over HTTP, with fetch alone. The types of paths, bodies, answers and errors are
-// generated from the server's OpenAPI document. Needs Node 22.18 or later:
+// generated from the server's OpenAPI document:
 //
 //   npx -y -p typescript@5.9.3 -p openapi-typescript@7.13.0 openapi-typescript \
 //     http://127.0.0.1:8501/openapi.json -o examples/openapi.d.ts
-//   node examples/lookup.ts http://127.0.0.1:8501 movielens
+//   npx -y -p node@22 node examples/lookup.ts http://127.0.0.1:8501 movielens
+//
+// With Node 22.18 or newer, `node examples/lookup.ts ...` is enough.
 
 import type { components, paths } from "./openapi.d.ts";
 

@@ -85,7 +85,7 @@ export const READS = "rows that lookups and predictions read since the version w
 export function hotNote(hot: Hot): string {
   const since = `by lookups and predictions since version ${hot.version} was loaded`;
   if (!hot.lookups) return `No row was read ${since}.`;
-  if (hot.sampled === hot.lookups) return `${shown(hot.lookups)} reads ${since}, all of them counted.`;
+  if (hot.sampled === hot.lookups) return `${shown(hot.lookups)} ${hot.lookups === 1 ? "read" : "reads"} ${since}, all of them counted.`;
   return `About ${shown(hot.lookups)} reads ${since}, estimated from ${shown(hot.sampled)} of them.`;
 }
 
@@ -396,5 +396,21 @@ export function Copied({ label, text }: { label: string; text: string }): JSX.El
         {text}
       </pre>
     </section>
+  );
+}
+
+/** A table whose later rows are folded. */
+export function More<T>({ most, ...grid }: { label: string; columns: Column<T>[]; rows: T[]; most: number }): JSX.Element {
+  const rest = grid.rows.slice(most);
+  return (
+    <>
+      <Grid {...grid} rows={grid.rows.slice(0, most)} />
+      {rest.length ? (
+        <details>
+          <summary>{rest.length} more</summary>
+          <Grid {...grid} label={`${grid.label}, further ones`} rows={rest} />
+        </details>
+      ) : null}
+    </>
   );
 }

@@ -42,6 +42,8 @@ def saved(model: Any, inputs: Any = None) -> Iterator[Path]:
         try:
             yield folder
         except ExportError as error:
+            if str(folder) not in str(error):
+                raise
             raise ExportError(str(error).replace(str(folder), what)) from error
 
 

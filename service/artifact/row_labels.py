@@ -7,7 +7,9 @@ the place of each line in it, so that the labels of ten million rows are read on
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,13 @@ LABELS_FOLDER = "assets.extra/labels"
 _MAX_MATCHES = 10_000
 # Lines that find() searches at a time, so that other threads run in between: the search holds the interpreter's lock.
 _LINES_AT_ONCE = 1 << 16
+# Most characters of a label that errors show.
+MAX_SHOWN = 100
+# Most labels that the error of an unknown label names, and their least similarity.
+_MAX_TOLD, _CUTOFF = 3, 0.6
+# RowLabels.near() searches misspelt labels in no longer text, for so many parts of words, and compares so many labels
+# letter by letter: a request with an unknown label must not cost much more than one with a known label.
+_MAX_NEAR_BYTES, _MAX_PARTS, _MAX_NEAR = 1 << 21, 8, 200
 
 
 class RowLabels:
@@ -51,6 +60,27 @@ class RowLabels:
     def row_of(self, label: str) -> int | None:
         lines = self._lines_with(re.compile(b"^" + re.escape(label.encode()) + rb"\r?$", re.MULTILINE), 1)
         return lines[0] + self.first_row if label and lines else None
+
+    def near(self, label: str) -> str:
+        """Returns the end of an error text about an unknown label, which names similar ones; "" if there are none.
+
+        Similar are labels that contain the text, else labels that are spelt alike. In long texts, these also share the
+        begin of a word with it.
+        """
+        known = self.of(self.find(label, _MAX_TOLD))
+        if not known and len(label) <= MAX_SHOWN and self.text.size <= _MAX_NEAR_BYTES:
+            words = re.findall(r"\w{2,}", label.lower())
+            lowered = RowLabels(np.frombuffer(self.text.tobytes().lower(), np.uint8), self.starts)
+            counts: Counter[int] = Counter()
+            for part in sorted({*words, *(word[:3] for word in words)}, key=len)[-_MAX_PARTS:]:
+                counts.update(lowered._lines_with(re.compile(re.escape(part.encode())), self.text.size))
+            if len(self.starts) <= _MAX_NEAR:
+                counts.update(range(len(self.starts) - 1))
+            likely = sorted(counts, key=lambda line: (-counts[line], line))[:_MAX_NEAR]
+            spelt = {one.lower(): one for one in map(self._line, likely)}
+            known = [spelt[one] for one in get_close_matches(label.lower(), spelt, _MAX_TOLD, _CUTOFF)]
+        told = ", ".join(f'"{one[:MAX_SHOWN]}"' for one in known if one)
+        return f" There are: {told}." if told else ""
 
     def _lines_with(self, pattern: re.Pattern[bytes], most: int) -> list[int]:
         lines: list[int] = []

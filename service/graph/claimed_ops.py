@@ -99,7 +99,8 @@ _FLOATS = frozenset({tensor_proto.dtype_number(name) for name in ("float32", "fl
 _NARROW = frozenset({tensor_proto.dtype_number(name) for name in ("float16", "bfloat16")})
 _BOOL = tensor_proto.dtype_number("bool")
 _WIDE = _FLOATS | {_BOOL, *(tensor_proto.dtype_number(name) for name in ("int32", "int64"))}
-# Ops that choose elements of their first input by places, and those by which sizes differ from others by a constant.
+# Ops that read elements of their first input at the positions that another input has, and ops that add a constant to a
+# size.
 _PLACES = frozenset({"GatherV2", "GatherNd", "Slice", "StridedSlice"})
 _SHIFTS = frozenset({"Add", "AddV2", "AddN", "Sub"})
 # Ops that add elements up, of which there are as many as a size says.

@@ -135,7 +135,7 @@ def make_program(
 
 
 def _num_weights(graph: Iterable[Any], *, has_calls: bool) -> int:
-    """Counts the numbers of the matrices that the products of a graph read; each is multiplied once for each row.
+    """Counts the weights of a graph's matrix products: a request multiplies each once for each of its rows.
 
     has_calls: the functions that the graph calls may have products, so the numbers of all its matrices are counted.
     """

@@ -33,7 +33,7 @@ from service.http.model_routes import (
     add_tfs_routes,
 )
 from service.http.operations_routes import add_admin_routes, add_docs_routes, add_statusz_route
-from service.http.routing import CountingMiddleware, RequestCounts, malformed, meant_by, raw_path
+from service.http.routing import CountingMiddleware, RequestCounts, malformed, meant_by, raw_path, takes
 from service.http.table_view_routes import add_table_view_routes
 
 # Most names of models that the error for an unknown model lists, as in native/src/edge/shared.rs.
@@ -135,7 +135,9 @@ def _answer_unknown(request: Request, error: HTTPException, counts: RequestCount
     if request.url.path.startswith("/v1/"):
         refusal = malformed(request, allowed)
     elif allowed:
-        refusal = InvalidRequest(f"{request.method} is not allowed here; this path takes {allowed}")
+        refusal = InvalidRequest(
+            f"{request.method} is not allowed here{takes(raw_path(request), request.method, allowed)}"
+        )
     counts.failed(request.scope, refusal)
     if allowed and not request.url.path.startswith("/v1/"):
         headers = {**(error.headers or {}), CODE_HEADER: refusal.code}

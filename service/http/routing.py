@@ -34,33 +34,48 @@ _ADMIN = ("/config:reload", ":pin", ":upsert")
 # Paths of pages that name no model.
 _PAGES = ("/console", "/docs", "/healthz", "/metrics", "/readyz", "/v1/models", "/v1/statusz", "/openapi.json")
 
-# Paths of other servers' APIs -> the path here. A group of the pattern is the model's name, where the path has it.
+# Method, path of another server's API or of a wrong guess -> path here. A group of the pattern is the model's name or
+# path, where the path has it.
 _FOREIGN = tuple(
-    (re.compile(pattern, re.IGNORECASE), path)
-    for pattern, path in (
+    (method, re.compile(pattern, re.IGNORECASE), path)
+    for method, pattern, path in (
         # SageMaker and MLflow; TorchServe; SageMaker's servers of several models.
-        ("/invocations", "/v1/models/MODEL:predict"),
-        ("/predictions/([^/:]+)(?:/[^/]+)?", r"/v1/models/\1:predict"),
-        ("/models/([^/:]+)/invoke", r"/v1/models/\1:predict"),
+        ("POST", "/invocations", "/v1/models/MODEL:predict"),
+        ("POST", "/predictions/([^/:]+)(?:/[^/]+)?", r"/v1/models/\1:predict"),
+        ("POST", "/models/([^/:]+)/invoke", r"/v1/models/\1:predict"),
         # BentoML and other frameworks; Azure ML; Seldon; Vertex AI.
-        (r"(?:/api)?(?:/v\d+)?/predict|/score", "/v1/models/MODEL:predict"),
-        (r"(?:/seldon/[^/]+/[^/]+)?/api/v[\d.]+/predictions", "/v1/models/MODEL:predict"),
-        ("/v1/(?:projects|endpoints)/.+:predict", "/v1/models/MODEL:predict"),
-        # Triton; its generate extension, and paths without a model.
-        (r"/v2/models/([^/:]+(?:/versions/\d+)?)/(?:generate|generate_stream|infer_stream)", r"/v2/models/\1/infer"),
-        ("/v2(?:/models)?/infer", "/v2/models/MODEL/infer"),
+        ("POST", r"(?:/api)?(?:/v\d+)?/predict|/score", "/v1/models/MODEL:predict"),
+        ("POST", r"(?:/seldon/[^/]+/[^/]+)?/api/v[\d.]+/predictions", "/v1/models/MODEL:predict"),
+        ("POST", "/v1/(?:projects|endpoints)/.+:predict", "/v1/models/MODEL:predict"),
+        # Triton; its generate extension, and a path without a model.
+        (
+            "POST",
+            r"/v2/models/([^/:]+(?:/versions/\d+)?)/(?:generate|generate_stream|infer_stream)",
+            r"/v2/models/\1/infer",
+        ),
+        ("POST", "/v2/infer", "/v2/models/MODEL/infer"),
         # Servers of text embeddings.
-        (r"(?:/v1)?/(?:embed|embeddings|encode)", "/v1/models/MODEL:lookup"),
+        ("POST", r"(?:/v1)?/(?:embed|embeddings|encode)", "/v1/models/MODEL:lookup"),
+        # Probes and pages.
+        ("GET", "/ping|/livez|/live", "/healthz"),
+        ("GET", "/swagger|/redoc", "/docs"),
+        # What a model has.
+        ("GET", "(/v1/models/[^/:]+)/(?:labels|versions|status|state|ready)", r"\1"),
+        ("GET", "(/v1/models/[^/:]+)/(?:signatures?|schema|inputs|config)", r"\1/metadata"),
+        ("GET", "(/v1/models/[^/:]+/tables)/[^/:]+", r"\1"),
     )
 )
-# The same for probes and pages, which are read by GET.
-_FOREIGN_PAGES = {
-    "/ping": "/healthz",
-    "/livez": "/healthz",
-    "/live": "/healthz",
-    "/swagger": "/docs",
-    "/redoc": "/docs",
-}
+# Paths that take GET, at which clients post what another path takes.
+_POSTED = tuple(
+    (re.compile(pattern), path)
+    for pattern, path in (
+        (f"/v1/models/({'|'.join(_VERBS)})", r"/v1/models/MODEL:\1"),
+        ("(/v1/models/[^/:]+(?:/(?:versions|labels)/[^/:]+)?)", r"\1:predict or :lookup"),
+        ("/v1/models", "/v1/models/MODEL:predict"),
+        ("/v2/models/infer", "/v2/models/MODEL/infer"),
+        ("(/v2/models/[^/:]+(?:/versions/[^/:]+)?)", r"\1/infer"),
+    )
+)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -151,8 +166,20 @@ def malformed(request: Request, allowed: str = "") -> InvalidRequest:
     if with_colon != path:
         hint = f"; did you mean {with_colon}?"
     else:
-        hint = f"; this path takes {allowed}" if allowed else meant_by(request)
+        hint = takes(path, request.method, allowed) if allowed else meant_by(request)
     return InvalidRequest(f"Malformed request: {request.method} {path}{hint}")
+
+
+def takes(path: str, method: str, allowed: str) -> str:
+    """Returns the end of an error text about a wrong method, which says where to send such a request.
+
+    >>> takes("/v2/models/infer", "POST", "GET"), takes("/v1/models/films", "DELETE", "GET")
+    ('; this path takes GET; did you mean /v2/models/MODEL/infer?', '; this path takes GET')
+    """
+    found = (pattern.fullmatch(path) for pattern, _ in _POSTED)
+    meant = (match.expand(here) for match, (_, here) in zip(found, _POSTED, strict=True) if match)
+    hint = next((f"; did you mean {here}?" for here in meant if method == "POST"), "")
+    return f"; this path takes {allowed}{hint}"
 
 
 def meant_by(request: Request) -> str:
@@ -184,17 +211,19 @@ def meant(path: str, method: str = "POST", routes: Mapping[str, str] = MappingPr
     ('; did you mean /v1/models/films:predict?', '; did you mean POST /v1/models/MODEL:predict?')
     >>> meant("/v1/config/reload")
     "; did you mean /v1/config:reload? the server's admin port (--admin_port) serves that path"
+    >>> meant("/v1/models/films/signatures", "GET"), meant("/ping")
+    ('; did you mean /v1/models/films/metadata?', '; did you mean GET /healthz?')
+    >>> meant("/v1/models/films/metdata", "GET", {"metadata": "GET /v1/models/{model}/metadata"})
+    '; did you mean GET /v1/models/films/metadata?'
     >>> meant("/")
     '; /docs lists the paths, /v1/models the models'
     """
     known = re.sub("/{2,}", "/", path).rstrip("/")
     if not known:
         return "; /docs lists the paths, /v1/models the models"
-    for pattern, here in _FOREIGN:
+    for wanted, pattern, here in _FOREIGN:
         if found := pattern.fullmatch(known):
-            return f"; did you mean {'' if method == 'POST' else 'POST '}{found.expand(here)}?"
-    if page := _FOREIGN_PAGES.get(known):
-        return f"; did you mean {page}?"
+            return f"; did you mean {'' if method == wanted else f'{wanted} '}{found.expand(here)}?"
     known = re.sub("^(/v1)?/models?/", "/v1/models/", known)
     known = re.sub("^/v2/models/", "/v2/models/", known, flags=re.IGNORECASE)
     if known.endswith("/config/reload"):
@@ -216,8 +245,9 @@ def meant(path: str, method: str = "POST", routes: Mapping[str, str] = MappingPr
         return f"; did you mean {'POST ' if near and method != 'POST' else ''}{known}?"
     model = re.search("/models/([^/:]+)", path)
     # A version or label that can not be read is no wrong path.
-    if model and verb in routes and not re.search("/(versions|labels)/", path):
-        wanted = routes[verb].replace("{model}", model[1])
+    end = verb if verb in routes else did_you_mean(verb, routes).removeprefix("; did you mean ").removesuffix("?")
+    if model and end and not re.search("/(versions|labels)/", path):
+        wanted = routes[end].replace("{model}", model[1])
         return f"; did you mean {re.sub('{(.*?)}', lambda one: one[1].upper(), wanted)}?"
     if not path.startswith("/v1/models/"):
         return did_you_mean(path, _PAGES)

@@ -59,7 +59,9 @@ def _of_models(models: Mapping[str, Any]) -> Iterator[Notice]:
             yield Notice(name, f"no new versions are seen: {model['folder']}", "")
         for version in model["versions"]:
             where = f"version {version['version']}"
-            if version["state"] == "END" and version["code"] != "OK":
+            # A model without a version that answers is told with the error of its newest version, once.
+            is_told = version["message"] and model["problem"].endswith(f": {version['message']}")
+            if version["state"] == "END" and version["code"] != "OK" and not is_told:
                 alert = "EmbeddingVersionDamaged" if version["code"] == "DATA_LOSS" else "EmbeddingVersionFailed"
                 yield Notice(name, f"{where}: {version['code']}: {version['message']}", alert)
             for reason, signatures in _by_reason(version.get("can_not_run", {})).items():

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from service.artifact.row_labels import RowLabels
+from service.artifact.row_labels import MAX_SHOWN, RowLabels
 from service.errors import DeadlineExceeded, IdOutOfRange, IdsTooMany, InputMismatch, NotReady
 from service.search.neighbor_indexes import Indexing, LeaseVersion, NeighborIndexes
 from service.types import Array, TableInfo
@@ -48,6 +48,7 @@ MAX_INDEXED_K = 100
 MAX_SEARCH_S = 30.0
 
 _NO_IDS = np.empty(0, np.int64)
+_QUERIES = "The number of queries (ids, keys, labels or vectors)"
 
 
 def find_neighbors(
@@ -73,10 +74,10 @@ def find_neighbors(
     labels = servable.labels_of(info.name)
     if query.labels is not None:
         query = replace(query, labels=None, rows=Named(_rows_labelled(info.name, query.labels, labels)))
-    _check_size("k", query.k, MAX_K)
+    _check_size('"k"', query.k, MAX_K)
     queries, own = _vectors(table, query, keys)
     for named in (query.allowed, query.denied):
-        _check_size("filter", named.size, MAX_FILTER_IDS, least=0)
+        _check_size('"filter"', named.size, MAX_FILTER_IDS, least=0)
     allowed = _row_numbers(info, query.allowed, query.feature, keys) if query.allowed.is_given else None
     denied = _row_numbers(info, query.denied, query.feature, keys)
     if allowed is not None:
@@ -96,14 +97,11 @@ def find_neighbors(
 
 
 def _rows_labelled(table: str, wanted: Sequence[str], labels: RowLabels) -> Array:
-    _check_size("queries", len(wanted), MAX_QUERIES)
+    _check_size(_QUERIES, len(wanted), MAX_QUERIES)
     rows = []
     for label in wanted:
         if (row := labels.row_of(label)) is None:
-            near = ", ".join(f'"{one}"' for one in labels.of(labels.find(label, 3)))
-            raise IdOutOfRange(
-                f'table "{table}": no row has the label "{label[:100]}".' + (f" There are: {near}." if near else "")
-            )
+            raise IdOutOfRange(f'table "{table}": no row has the label "{label[:MAX_SHOWN]}".{labels.near(label)}')
         rows.append(row)
     return np.array(rows, np.int64)
 
@@ -136,7 +134,7 @@ def _vectors(table: SearchedTable, query: NeighborQuery, keys: TableKeys) -> tup
     if (query.vectors is None) == (not query.rows.is_given):
         raise InputMismatch('A search has one of "ids", "keys", "vectors" and "labels".')
     if query.vectors is None:
-        _check_size("queries", query.rows.size, MAX_QUERIES)
+        _check_size(_QUERIES, query.rows.size, MAX_QUERIES)
         ids = _ids(query.rows, query.feature, keys)
         rows = table.rows(ids)
         return rows, np.full_like(ids, -1) if query.include_self else ids
@@ -146,7 +144,7 @@ def _vectors(table: SearchedTable, query: NeighborQuery, keys: TableKeys) -> tup
             f'input "vectors": shape {list(vectors.shape)}, a row of table "{info.name}" has {info.embedding_dim} '
             "numbers: send one list of as many numbers for each query."
         )
-    _check_size("queries", vectors.shape[0], MAX_QUERIES)
+    _check_size(_QUERIES, vectors.shape[0], MAX_QUERIES)
     if not np.isfinite(vectors).all():
         raise InputMismatch('input "vectors": a number is NaN or infinite.')
     return np.ascontiguousarray(vectors, np.float32), np.full(vectors.shape[0], -1, np.int64)
@@ -154,9 +152,9 @@ def _vectors(table: SearchedTable, query: NeighborQuery, keys: TableKeys) -> tup
 
 def _check_size(what: str, size: int, most: int, least: int = 1) -> None:
     if size > most:
-        raise IdsTooMany(f'"{what}" is {size}, the limit is {most} per request.')
+        raise IdsTooMany(f"{what} is {size}, the limit is {most} per request.")
     if size < least:
-        raise InputMismatch(f'"{what}" is {size}, the least is {least}.')
+        raise InputMismatch(f"{what} is {size}, the least is {least}.")
 
 
 def _ids(named: Named, feature: str, keys: TableKeys) -> Array:

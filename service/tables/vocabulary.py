@@ -150,6 +150,10 @@ class StringVocabulary(_Vocabulary):
         return KeyIndex(self._data, self._starts, self._slots, *self._oov, empty_id, self._refuses, self._is_hashed)
 
     @property
+    def labels(self) -> RowLabels:
+        return RowLabels(self._data, self._starts, self._oov[0])
+
+    @property
     def example_key(self) -> bytes:
         return b"key" if self._is_hashed else self._key(0)
 
@@ -297,7 +301,10 @@ class TableKeys:
         for place in np.flatnonzero(ids < 0)[:1].tolist():
             key = keys[place]
             shown = key.decode(errors="replace") if isinstance(key, bytes) else key
-            raise IdOutOfRange(f'table "{self._table}": key {shown!r} at position {place} is not in its vocabulary.')
+            near = chosen.labels.near(shown) if isinstance(chosen, StringVocabulary) else ""
+            raise IdOutOfRange(
+                f'table "{self._table}": key {shown!r} at position {place} is not in its vocabulary.{near}'
+            )
         return ids
 
     def keys_of(self, ids: Array, feature: str) -> Array | None:
@@ -311,10 +318,7 @@ class TableKeys:
     @property
     def labels(self) -> RowLabels | None:
         chosen = self._only()
-        if not isinstance(chosen, StringVocabulary) or not chosen.has_keys:
-            return None
-        index = chosen.index
-        return RowLabels(index.data, index.keys, index.first_id)
+        return chosen.labels if isinstance(chosen, StringVocabulary) and chosen.has_keys else None
 
     def _named(self, feature: str) -> OpenedVocabulary | None:
         if not feature:

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from service.control.table_view import Projection
-from service.errors import MalformedPayload, PayloadTooLarge
+from service.errors import MalformedPayload, PayloadTooLarge, did_you_mean
 from service.types import Array, TableInfo
 from service.versions.deltas import Upsert
 from service.versions.neighbors import (
@@ -98,8 +98,9 @@ def parse_object(what: str, body: bytes) -> dict[str, Any]:
 
 def check_keys(what: str, document: Mapping[str, Any], keys: frozenset[str]) -> None:
     if not document.keys() <= keys:
-        unknown = ", ".join(sorted(document.keys() - keys)[:10])
-        raise MalformedPayload(f"Unknown keys: {unknown}. {what} has: {', '.join(sorted(keys))}.")
+        unknown = sorted(document.keys() - keys)
+        near = did_you_mean(unknown[0], keys).replace("; did", " Did", 1)
+        raise MalformedPayload(f"Unknown keys: {', '.join(unknown[:10])}. {what} has: {', '.join(sorted(keys))}.{near}")
 
 
 def shown(value: Any) -> str:
@@ -222,12 +223,14 @@ def decode_neighbors(body: bytes) -> NeighborQuery:
     document = parse_body("A search", body, _KEYS)
     labels = document.get("labels", False)
     by_label = type(labels) is list
-    if len(_QUERIES & document.keys()) + by_label != 1:
-        raise MalformedPayload('Expected one of "ids", "keys", "vectors" and "labels".')
     if not all(type(one) is str for one in labels) if by_label else type(labels) is not bool:
         raise MalformedPayload(
             f'"labels" is {shown(labels)}, expected a list of labels, or true for the labels of the found rows.'
         )
+    sent = sorted(_QUERIES & document.keys()) + ["labels"] * by_label
+    if len(sent) != 1:
+        got = f"; the request has {' and '.join(sent)}" if sent else ""
+        raise MalformedPayload(f'Expected one of "ids", "keys", "vectors" and "labels"{got}.')
     k, metric = document.get("k", DEFAULT_K), document.get("metric", DEFAULT_METRIC)
     feature, include_self = document.get("feature", ""), document.get("include_self", False)
     exact = document.get("exact", False)

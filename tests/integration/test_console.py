@@ -231,6 +231,7 @@ def test_a_swap_shows_while_somebody_looks(console: Watched, base: Path) -> None
     (base / "toy" / "3").mkdir()
     (base / "toy" / "3" / "saved_model.pb").write_bytes(b"broken")
     card.locator("p.problem", has_text="version 3").wait_for()
+    card.get_by_text("There is no older version to go back to.").wait_for()
     attention = page.get_by_role("region", name="What needs attention").locator("tr", has_text="version 3")
     attention.get_by_text("EmbeddingVersionFailed").wait_for()
     shutil.rmtree(base / "toy" / "3")
@@ -246,6 +247,38 @@ def test_a_swap_shows_while_somebody_looks(console: Watched, base: Path) -> None
     since = page.get_by_role("region", name="Versions of toy").locator("tbody tr").first.locator("td").nth(2)
     assert re.fullmatch(r"\d\d:\d\d:\d\d, (now|\d+ (s|min) ago)", since.inner_text())
     page.get_by_text("unloading or ended").first.wait_for()
+
+
+def test_many_models_do_not_hide_the_one_that_fails(browser: Browser, tmp_path: Path) -> None:
+    def note(manifest: dict[str, Any]) -> None:
+        manifest["provenance"] = {"notice": "a toy"}
+
+    names = [f"m{number:02d}" for number in range(12)]
+    for name in names:
+        write_toy_model(tmp_path / name / "1", edit_manifest=note)
+    (tmp_path / "m07" / "1" / "saved_model.pb").write_bytes(b"broken")
+    with ServerProcess(models=tmp_path, graph_signatures="off", file_system_poll_wait_seconds=0.1) as server:
+        server.ready()
+        for number, name in enumerate(names):
+            for _ in range(number + 1):
+                server.http.post(f"/v1/models/{name}:lookup", json={"features": {"user": [1]}})
+            for _ in range(2):
+                server.http.post(f"/v1/models/{name}:lookup", json={"features": {"user": [number - 100]}})
+        with browsing.watched(browser, f"http://127.0.0.1:{server.http_port}") as seen:
+            page = seen.open()
+            rows = page.get_by_role("region", name="What needs attention").locator("tbody tr")
+            until(lambda: rows.count() == 2)
+            assert rows.nth(0).inner_text().startswith("m07\tcan not answer: version 1 is END")
+            reasons = page.get_by_role("list", name="What failed most").locator("li")
+            reasons.filter(has_text=re.compile(r"^22 × HTTP lookup, .+ and 8 more: such as: ")).wait_for()
+            assert rows.nth(1).inner_text().startswith("m00, m01, m02 and 8 more\tversion 1: a toy")
+            page = seen.open("traffic")
+            busiest = page.get_by_role("region", name="Rate and failures by model", exact=True).locator("tbody tr")
+            until(lambda: busiest.count() == 8)
+            assert [row.split("\t")[0] for row in busiest.all_inner_texts()][:3] == ["m11", "m10", "m09"]
+            page.get_by_text("The plots have the first 8 lines of").wait_for()
+            page.get_by_text("4 more").first.click()
+            page.get_by_role("region", name="Rate and failures by model, further ones").get_by_text("m00").wait_for()
 
 
 def find(page: Page, text: str) -> Locator:
@@ -887,6 +920,14 @@ def test_a_model_is_rolled_back_after_a_question(browser: Browser, server: Serve
         versions = card.get_by_role("combobox", name="To version")
         assert versions.locator("option").all_inner_texts() == ["2 (served now)", "1"]
         assert versions.input_value() == "1"
+        broken = base / "spare" / "3"
+        broken.mkdir()
+        (broken / "saved_model.pb").write_bytes(b"broken")
+        told = ["3 (failed to load)", "2 (served now)", "1"]
+        until(lambda: versions.locator("option").all_inner_texts() == told)
+        assert versions.input_value() == "1"
+        shutil.rmtree(broken)
+        until(lambda: versions.locator("option").all_inner_texts() == told[1:])
 
         def roll_back(to: str) -> None:
             card.get_by_role("combobox", name="To version").select_option(to)

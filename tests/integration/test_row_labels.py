@@ -78,7 +78,10 @@ def test_rows_have_labels_only_on_request(server: ServerProcess) -> None:
         ({"ids": [1], "labels": 1}, '"labels" must be true or false.'),
         (
             {"ids": [1], "label": True},
-            "Unknown key: label. A :rows request has: ids, a list of row ids; labels, true or false.",
+            (
+                "Unknown key: label. A :rows request has: ids, a list of row ids; labels, true or false. "
+                "Did you mean labels?"
+            ),
         ),
     ):
         refused = server.http.post(f"{FILM}:rows", json=wrong)
@@ -94,6 +97,10 @@ def test_the_films_that_are_nearest_to_one_by_its_title(server: ServerProcess) -
     refused = server.http.post(f"{FILM}:neighbors", json={"labels": ["Star Wars"]})
     assert refused.status_code == 400
     assert refused.json()["error"] == ('table "film": no row has the label "Star Wars". There are: "Star Wars (1977)".')
+    misspelt = server.http.post("/v1/models/default/tables/genre:neighbors", json={"keys": ["Comdy"]})
+    assert misspelt.json()["error"] == (
+        'table "genre": key \'Comdy\' at position 0 is not in its vocabulary. There are: "Comedy".'
+    )
     for target in (f"127.0.0.1:{server.grpc_port}", f"http://127.0.0.1:{server.http_port}"):
         with EmbeddingClient(target, model="default", timeout_s=20) as client:
             by_label = client.neighbors("film", labels=["Star Wars (1977)", "Alien (1979)"], k=1)

@@ -15,7 +15,9 @@ function Versions(props: { models: Model[]; isDisabled: boolean; act: (work: () 
   const served = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => one.version) ?? [];
   // A newer version than the newest served one failed to load.
   const older = versions.find((one) => Number(one) < Math.max(...served));
-  const chosen = versions.includes(version) ? version : (older ?? versions[0] ?? "");
+  const chosen = versions.includes(version) ? version : (older ?? String(served[0] ?? versions[0] ?? ""));
+  const failed = model?.versions.filter((one) => one.state === "END" && one.code !== "OK").map((one) => one.version) ?? [];
+  const told = (one: string): string => (served.includes(Number(one)) ? " (served now)" : failed.includes(Number(one)) ? " (failed to load)" : "");
   const away = Object.entries(model?.labels ?? {}).filter(([, at]) => String(at) !== chosen);
   const labels = away.length ? ` Requests that name the label ${away.map(([label]) => `“${label}”`).join(" or ")} will fail.` : "";
   const pin = (to: number | null): Promise<void> =>
@@ -29,7 +31,7 @@ function Versions(props: { models: Model[]; isDisabled: boolean; act: (work: () 
       <p>To roll back, serve an older version, whose folder must still be there. The next list of models ends a roll-back.</p>
       <div class="fields">
         <Select label="Model to roll back" value={name} options={models.map((one) => one.name)} onChange={setName} />
-        <Select label="To version" value={chosen} options={versions.map((one): [string, string] => [one, served.includes(Number(one)) ? `${one} (served now)` : one])} onChange={setVersion} />
+        <Select label="To version" value={chosen} options={versions.map((one): [string, string] => [one, one + told(one)])} onChange={setVersion} />
         <Confirmed
           label="Roll back"
           isDisabled={props.isDisabled || !chosen}

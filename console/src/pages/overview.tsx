@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import { Change, Model, Overview, Version, get, nowS } from "../api";
 import { address, readAddress, useLoad } from "../hooks";
-import { AdminPage, Ago, Badge, Column, Folded, Grid, IS_PHONE, NoModel, READS, Status, UNKNOWN_MODEL, ago, bytes, clock, duration, modelName, shown, time } from "../parts";
+import { AdminPage, Ago, Badge, Folded, Grid, IS_PHONE, More, NoModel, READS, Status, UNKNOWN_MODEL, ago, bytes, clock, duration, modelName, shown, time } from "../parts";
 import { Noted, Setting, Statusz, TableStatus, VersionStatus } from "../statusz";
 
 // Width of the time line; it is scaled to its card, and its letters with it.
@@ -13,6 +13,7 @@ const ROW = 22;
 const SHOWN_MODELS = IS_PHONE ? 1 : 6;
 const SHOWN_VERSIONS = 8;
 const SHOWN_FAILURES = 10;
+const SHOWN_NAMES = 3;
 const SHOWN_ERRORS = IS_PHONE ? 2 : 10;
 const SHOWN_STATES = IS_PHONE ? 1 : 5;
 
@@ -102,7 +103,7 @@ function RollBack({ model, adminPage, hasAdmin }: { model: Model; adminPage: JSX
     );
   const served = model.versions.find((one) => one.state === "AVAILABLE");
   if (!served) return null;
-  if (model.folders.length < 2) return <p class="faint">There is no other version to go back to.</p>;
+  if (!model.folders.some((one) => one < served.version)) return <p class="faint">There is no older version to go back to.</p>;
   const folder = `${model.base_path}/`;
   return (
     <p class="faint">
@@ -272,22 +273,6 @@ function ModelCard(props: {
   );
 }
 
-/** A table whose later rows are folded. */
-function More<T>({ most, ...grid }: { label: string; columns: Column<T>[]; rows: T[]; most: number }): JSX.Element {
-  const rest = grid.rows.slice(most);
-  return (
-    <>
-      <Grid {...grid} rows={grid.rows.slice(0, most)} />
-      {rest.length ? (
-        <details>
-          <summary>{rest.length} more</summary>
-          <Grid {...grid} label={`${grid.label}, further ones`} rows={rest} />
-        </details>
-      ) : null}
-    </>
-  );
-}
-
 const LAST_ERRORS = "last-errors";
 const SHOWN_REASONS = 3;
 const SHOWN_CLIENTS = 3;
@@ -299,22 +284,24 @@ interface Group extends Noted {
   /** Their texts differ in numbers or quoted values. */
   isVaried: boolean;
   firstS: number;
+  models: Set<string>;
   /** How many requests each client sent. */
   clients: Map<string, number>;
 }
 
-/** Joins failed requests with equal model, code, call and message, but for its numbers and quoted values; the newest of them stands for all. */
-function grouped(errors: Noted[]): Group[] {
+/** Joins failed requests with equal code, call and message, but for its numbers and quoted values; the newest of them stands for all. */
+function grouped(errors: Noted[], byModel: boolean): Group[] {
   const found = new Map<string, Group>();
   for (const one of errors) {
-    const key = JSON.stringify([one.model, one.code, callOf(one), one.message.replace(/"[^"]*"|-?\d[\d.,]*/g, "…")]);
+    const key = JSON.stringify([byModel && one.model, one.code, callOf(one), one.message.replace(/"[^"]*"|-?\d[\d.,]*/g, "…")]);
     const known = found.get(key);
     const clients = known?.clients ?? new Map<string, number>();
     clients.set(one.client, (clients.get(one.client) ?? 0) + 1);
     if (known) {
+      known.models.add(one.model);
       const isVaried = known.isVaried || known.message !== one.message;
       Object.assign(known, { count: known.count + 1, firstS: Math.min(known.firstS, one.at_s), isVaried });
-    } else found.set(key, { ...one, count: 1, firstS: one.at_s, isVaried: false, clients });
+    } else found.set(key, { ...one, count: 1, firstS: one.at_s, isVaried: false, models: new Set([one.model]), clients });
   }
   return [...found.values()];
 }
@@ -351,7 +338,7 @@ function Failures({ statusz, models }: { statusz: Statusz; models: string[] }): 
   const recent = statusz.last_errors.filter((one) => one.at_s > nowS() - seconds);
   const clients = new Map<string, number>();
   for (const { client } of recent) clients.set(client, (clients.get(client) ?? 0) + 1);
-  const often = grouped(recent).sort((a, b) => b.count - a.count).slice(0, SHOWN_REASONS);
+  const often = grouped(recent, false).sort((a, b) => b.count - a.count).slice(0, SHOWN_REASONS);
   if (!all) return <p class="faint">No request failed {since}.</p>;
   return (
     <>
@@ -383,7 +370,7 @@ function Failures({ statusz, models }: { statusz: Statusz; models: string[] }): 
       <ul aria-label="What failed most">
         {often.map((one) => (
           <li key={one.request_id}>
-            {shown(one.count)} × {callOf(one)}, {modelName(one.model)}: <Message one={one} models={models} />
+            {shown(one.count)} × {callOf(one)}, {listed([...one.models].map(modelName))}: <Message one={one} models={models} />
           </li>
         ))}
       </ul>
@@ -394,6 +381,30 @@ function Failures({ statusz, models }: { statusz: Statusz; models: string[] }): 
   );
 }
 
+interface Joined {
+  models: string[];
+  message: string;
+  alert: string;
+}
+
+/** Joins the models with equal problems; those with an alert rule come first. */
+function joined(attention: Statusz["attention"]): Joined[] {
+  const found = new Map<string, Joined>();
+  for (const { model, message, alert } of attention) {
+    const key = JSON.stringify([message, alert, model === ""]);
+    const known = found.get(key);
+    if (known) known.models.push(model);
+    else found.set(key, { models: [model], message, alert });
+  }
+  return [...found.values()].sort((a, b) => Number(a.alert === "") - Number(b.alert === ""));
+}
+
+/** Lists the first names, and how many more there are. */
+function listed(names: string[]): string {
+  const rest = names.length - SHOWN_NAMES;
+  return rest > 0 ? `${names.slice(0, SHOWN_NAMES).join(", ")} and ${shown(rest)} more` : names.join(", ");
+}
+
 function Attention({ statusz, models }: { statusz: Statusz; models: string[] }): JSX.Element {
   return (
     <section class="card" aria-label="Needs attention">
@@ -401,9 +412,9 @@ function Attention({ statusz, models }: { statusz: Statusz; models: string[] }):
       {statusz.attention.length ? (
         <Grid
           label="What needs attention"
-          rows={statusz.attention}
+          rows={joined(statusz.attention)}
           columns={[
-            { name: "model", cell: (one) => one.model || "this server" },
+            { name: "model", cell: (one) => listed(one.models) || "this server" },
             { name: "what", cell: (one) => <span class="problem">{one.message}</span> },
             { name: "alert rule", cell: (one) => one.alert },
           ]}
@@ -596,7 +607,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
                 <More
                   label="Failed requests"
                   most={SHOWN_ERRORS}
-                  rows={grouped(data.last_errors)}
+                  rows={grouped(data.last_errors, true)}
                   columns={[
                     { name: "last at", cell: (one) => <Ago atS={one.at_s} /> },
                     { name: "first at", cell: (one) => <Ago atS={one.firstS} /> },

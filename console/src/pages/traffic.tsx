@@ -4,13 +4,15 @@ import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { Hot, Overview, Refusal, get, tablePath } from "../api";
 import { Params, address, useLoad } from "../hooks";
-import { Ago, Grid, IS_PHONE, READS, Status, TableChoice, UNKNOWN_MODEL, column, duration, hotNote, modelName, rowColumns, shown, time, useTables } from "../parts";
+import { Ago, Grid, IS_PHONE, More, READS, Status, TableChoice, UNKNOWN_MODEL, column, duration, hotNote, modelName, rowColumns, shown, time, useTables } from "../parts";
 import { GROUP_COLORS } from "../points";
 import { Statusz } from "../statusz";
 
 const POLL_MS = 2000;
 const HISTORY_MS = 5000;
 const HOT_ROWS = IS_PHONE ? 5 : 20;
+// The plots have the models with the most requests; the tables show as many first.
+const SHOWN_MODELS = IS_PHONE ? 4 : 8;
 // More rows are read than shown, so that a row that comes into the list has an earlier reading.
 const READ_ROWS = 200;
 // The rates of hot rows are means of this time: a rate of a shorter one would jump, because reads are sampled.
@@ -125,9 +127,18 @@ function Plot(props: { label: string; axis: string; unit: string; history: Histo
 // The colours of models, from the first look at them on.
 const colorOf = new Map<string, string>();
 
+/** Names the models, by the number of requests since the server's start if there are more than are shown. */
+function byRequests({ spans }: History): string[] {
+  const requests = new Map<string, number>();
+  for (const { model, successes, failures } of spans[2]?.rows ?? []) requests.set(model, (requests.get(model) ?? 0) + successes + failures);
+  const names = [...new Set(spans.flatMap((span) => span.rows.map((one) => one.model)))].sort();
+  return names.length > SHOWN_MODELS ? names.sort((a, b) => (requests.get(b) ?? 0) - (requests.get(a) ?? 0)) : names;
+}
+
 /** Makes the lines of one plot, two for each model, without those that are 0 throughout. */
 function linesOf(history: History, solid: keyof Rates, dashed: keyof Rates, suffixes: [string, string]): Line[] {
-  return Object.entries(history.models).flatMap(([name, rates]) => {
+  const most = byRequests(history).slice(0, SHOWN_MODELS);
+  return Object.entries(history.models).filter(([name]) => most.includes(name)).flatMap(([name, rates]) => {
     const color = colorOf.get(name) ?? NO_MODEL_COLOR;
     const failed = FAILED_COLORS[[...colorOf.keys()].indexOf(name) % FAILED_COLORS.length] ?? NO_MODEL_COLOR;
     const lines = [
@@ -151,8 +162,9 @@ interface ModelRow {
 }
 
 /** Makes the lines of the table of models, the numbers of each column alike. */
-function rowsOf({ spans }: History): ModelRow[] {
-  const names = [...new Set(spans.flatMap((span) => span.rows.map((one) => one.model)))].sort();
+function rowsOf(history: History): ModelRow[] {
+  const { spans } = history;
+  const names = byRequests(history);
   const sum = (span: Span | undefined, name: string, of: "successes" | "failures"): number =>
     span?.rows.reduce((total, one) => total + (one.model === name ? one[of] : 0), 0) ?? 0;
   const [minute, minutes, ever] = spans;
@@ -173,16 +185,17 @@ function rowsOf({ spans }: History): ModelRow[] {
 }
 
 /** The latencies of the last five minutes, of each model's lookups and predictions apart. */
-function Latencies({ span }: { span: Span }): JSX.Element {
-  const answered = span.rows.filter((one) => one.successes);
+function Latencies({ span, names }: { span: Span; names: string[] }): JSX.Element {
+  const answered = span.rows.filter((one) => one.successes).sort((a, b) => names.indexOf(a.model) - names.indexOf(b.model));
   // Microseconds, because a lookup takes some of them where another model's predictions take milliseconds.
   const [p50, p99] = [answered.map((one) => one.p50_ms), answered.map((one) => one.p99_ms)].map((ms) => column(ms, 3, "–", 3));
   return (
     <section class="card" aria-label="Latency by kind">
       <h2>Latency of the last {span.seconds < 295 ? duration(span.seconds) : "5 minutes"}</h2>
       {answered.length ? (
-        <Grid
+        <More
           label="Latency of lookups and of predictions"
+          most={SHOWN_MODELS}
           rows={answered.map((one, at) => ({ ...one, p50: p50?.[at], p99: p99?.[at] }))}
           columns={[
             { name: "model", cell: (one) => modelName(one.model) },
@@ -298,6 +311,7 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
       {history && !names.length ? <p class="card faint">No request has come since the server started <Ago atS={history.start_s} />.</p> : null}
       {history && names.length ? (
         <>
+          {names.length > SHOWN_MODELS ? <p class="faint">The plots have the first {SHOWN_MODELS} lines of “Requests by model”, the models with the most requests.</p> : null}
           <div class="columns">
             <Plot
               label="Requests since the server's start"
@@ -316,8 +330,9 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
           </div>
           <section class="card" aria-label="Requests by model">
             <h2>Requests by model</h2>
-            <Grid
+            <More
               label="Rate and failures by model"
+              most={SHOWN_MODELS}
               rows={told}
               columns={[
                 { name: "model", cell: (one) => modelName(one.name) },
@@ -335,7 +350,7 @@ export function Traffic({ overview, params }: { overview: Overview; params: Para
               Totals and shares are since the server's start. The <a href={address("", { show: "last-errors" })}>last errors</a> say why requests failed.
             </p>
           </section>
-          {history.spans[1] ? <Latencies span={history.spans[1]} /> : null}
+          {history.spans[1] ? <Latencies span={history.spans[1]} names={told.map((one) => one.name)} /> : null}
         </>
       ) : null}
       {overview.models.length > 0 && overview.methods.includes("hot") && !statusz.isLoading ? <HotIds overview={overview} params={hotParams} /> : null}

@@ -222,6 +222,9 @@ impl RareTarget {
             ["models", _, "versions", _, "labels", _] | ["models", _, "labels", _, "versions", _] => {
                 "; a path has a version or a label, not both".to_owned()
             }
+            ["models", model] if method == Method::Rows => {
+                format!("; did you mean /v1/models/{model}/tables/TABLE:rows?")
+            }
             ["models", model, "versions", label] if !label.is_empty() => {
                 format!("; a version is a number, a label has the path /v1/models/{model}/labels/{label}:{verb}")
             }
@@ -524,13 +527,13 @@ mod tests {
             "/v1/models/m/labels/a:b:lookup",
             "/v1/models/m/tables/:rows",
             "/v1/models/m/tables/a/b:rows",
-            "/v1/models/m:rows",
         ] {
             assert_eq!(rare(path), Err(format!("Malformed request: POST {path}")));
         }
         for (path, hint) in [
             ("/v1/models//m:lookup", "did you mean /v1/models/m:lookup?"),
             ("/v1//models/m:lookup", "did you mean /v1/models/m:lookup?"),
+            ("/v1/models/m:rows", "did you mean /v1/models/m/tables/TABLE:rows?"),
             ("/v1/endpoints/7:predict", "did you mean /v1/models/MODEL:predict?"),
             ("/v1/projects/p/locations/l/endpoints/7:predict", "did you mean /v1/models/MODEL:predict?"),
             ("/v1/models/m/versions/1/labels/x:lookup", "a path has a version or a label, not both"),

@@ -290,7 +290,8 @@ faults! {
 faults! {
     InvalidArgument too_many_table_ids(count: usize, limit: usize)
         "input \"ids\": {count} ids, the limit is {limit} per request.";
-    InvalidArgument rows_key(key: &str) "Unknown key: {key}. A :rows request has: ids, a list of row ids; labels, true or false.";
+    InvalidArgument rows_key(key: &str, hint: &str)
+        "Unknown key: {key}. A :rows request has: ids, a list of row ids; labels, true or false.{hint}";
     InvalidArgument labels_no_flag() "\"labels\" must be true or false.";
     InvalidArgument ids_not_flat(rank: usize) "input \"ids\": expected a flat list of row ids, got rank {rank}.";
 }
@@ -497,8 +498,7 @@ faults! {
 #[must_use]
 #[cold]
 pub fn missing_features(names: &[&str]) -> String {
-    let quoted: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
-    format!("{} {} missing.", quoted.join(", "), if names.len() == 1 { "is" } else { "are" })
+    format!("{} {} missing.", quoted(names), if names.len() == 1 { "is" } else { "are" })
 }
 
 /// Returns the sentence that says how to send a feature with a list of ids per row.
@@ -508,12 +508,30 @@ pub fn form_of_lists(feature: &str, values: &str, splits: &str) -> String {
     format!("\"{feature}\" takes a list of ids per row, or the tensors \"{values}\" and \"{splits}\".")
 }
 
-/// Returns the sentence that names an input which a signature does not have.
+/// Above so many unknown inputs, an error suggests no similar names.
+const MAX_SENTENCES: usize = 3;
+
+/// Returns the sentences that name the inputs which a signature does not have.
 #[must_use]
 #[cold]
-pub fn unknown_input<'n>(name: &str, known: impl IntoIterator<Item = &'n str>) -> String {
-    let near = did_you_mean(name, known);
-    format!("There is no input \"{name}\"{}", if near.is_empty() { "." } else { &near })
+pub fn unknown_inputs(names: &[&str], known: &[&str]) -> Vec<String> {
+    let all = || format!(" Inputs: {}.", Names::sorted(known));
+    if names.len() > MAX_SENTENCES {
+        return vec![format!("There are no inputs {}.{}", quoted(names), all())];
+    }
+    let near: Vec<String> = names.iter().map(|name| did_you_mean(name, known.iter().copied())).collect();
+    let told = |(name, near): (&&str, &String)| {
+        format!("There is no input \"{name}\"{}", if near.is_empty() { "." } else { near })
+    };
+    let mut sentences: Vec<String> = names.iter().zip(&near).map(told).collect();
+    if let Some(last) = sentences.last_mut().filter(|_| near.iter().any(String::is_empty)) {
+        last.push_str(&all());
+    }
+    sentences
+}
+
+fn quoted(names: &[&str]) -> Names {
+    Names::listed(names.iter().map(|name| format!("\"{name}\"")))
 }
 
 /// Returns the error for a tensor of another rank than 1. `one`: what the input has in each row, such as an id.

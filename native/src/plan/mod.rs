@@ -55,5 +55,5 @@ pub use servable::{
     Counts, FeaturePlan, Graph, GraphRequest, InputPlan, InputRole, LookupKind, OpenGraph, Ragged, Servable, Signature,
     VersionMemory,
 };
-pub use validation::{check_names, set_no_rows};
+pub use validation::{array_of, check_names, set_no_rows};
 pub use work::{OutputShape, Work, check_answer_size};

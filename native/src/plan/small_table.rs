@@ -124,7 +124,7 @@ impl Distinct {
         Distinct { rows, places, default_place, num_read_instead, has_refused }
     }
 
-    /// Returns the small table; `table` has the rows, in the order of `self.rows`.
+    /// Returns the table of the distinct rows of a request; `table` has these rows, in the order of `self.rows`.
     pub(super) fn with_rows(self, table: Table) -> SmallTable {
         let Distinct { places, default_place, num_read_instead, .. } = self;
         SmallTable { table, places, default_place, num_read_instead }

@@ -96,7 +96,8 @@ fn mixed_up(plan: &Signature, extra: &[&str]) -> Vec<BoxedFault> {
 }
 
 /// Says in words which array a dense feature takes.
-fn array_of(plan: &Signature, feature: &str) -> &'static str {
+#[must_use]
+pub fn array_of(plan: &Signature, feature: &str) -> &'static str {
     let shape = plan.input(feature.as_bytes()).and_then(|index| plan.inputs[index].shape.as_ref());
     match shape {
         Some(shape) if shape.len() == 1 => "a flat list, one id per row",
@@ -112,18 +113,17 @@ fn hints(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&str]) -> 
     if plan.ragged_names.is_empty() {
         return told;
     }
-    for name in extra.iter().filter(|name| mixed_up(plan, &[name]).is_empty()) {
-        told.push(faults::unknown_input(name, plan.json_names()));
-    }
+    let unknown: Vec<&str> = extra.iter().copied().filter(|name| mixed_up(plan, &[name]).is_empty()).collect();
+    told.extend(faults::unknown_inputs(&unknown, &plan.json_names().collect::<Vec<_>>()));
     let is_mixed = |name: &str| extra.iter().any(|sent| sent.strip_prefix(name).is_some_and(is_part));
-    let (mut missing, mut forms): (Vec<&str>, Vec<String>) = Default::default();
+    let (mut missing, mut form): (Vec<&str>, Option<String>) = Default::default();
     for one in &plan.ragged_names {
         let parts = [one.values, one.row_splits];
         let is_optional = parts.iter().all(|&index| plan.inputs[index].is_optional);
         match parts.map(|index| is_sent(&index)) {
             [false, false] if !is_optional && !is_mixed(&one.feature) => {
                 missing.push(&one.feature);
-                forms.push(faults::form_of_lists(&one.feature, one.values(plan), one.row_splits(plan)));
+                form = Some(faults::form_of_lists(&one.feature, one.values(plan), one.row_splits(plan)));
             }
             [true, false] | [false, true] => {
                 told.push(faults::half_of_ragged(&one.feature, one.values(plan), one.row_splits(plan)).text);
@@ -139,14 +139,11 @@ fn hints(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&str]) -> 
     }
     missing.sort_unstable();
     if !missing.is_empty() {
-        forms.truncate(MAX_FORMS);
-        told.splice(0..0, std::iter::once(faults::missing_features(&missing)).chain(forms));
+        let form = form.filter(|_| missing.len() == 1);
+        told.splice(0..0, std::iter::once(faults::missing_features(&missing)).chain(form));
     }
     told
 }
-
-/// An error says of so many missing features how to send them.
-const MAX_FORMS: usize = 2;
 
 /// The ends of the names of a ragged feature's inputs, after `__`.
 const RAGGED_PARTS: [&str; 3] = ["values", "row_splits", "weights"];
@@ -174,11 +171,11 @@ fn predict_names(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&s
     extra.sort_unstable();
     let hinted = |mut fault: BoxedFault| -> BoxedFault {
         let hints = hints(plan, is_sent, &extra).join(" ");
-        // TensorFlow Serving has no ragged features: where it would have its text alone, its text stays first.
+        // TensorFlow Serving has no ragged features, so its text would name inputs that the client never sent.
         match hints.is_empty() {
             true => {}
             false if plan.ragged_names.is_empty() => fault.text = format!("{} {hints}", fault.text),
-            false => fault.text = format!("{hints} {}", fault.text),
+            false => fault.text = hints,
         }
         fault
     };

@@ -29,7 +29,7 @@ const KEPT_COUNTERS: usize = 2048;
 const REGISTER_BITS: u32 = 12;
 /// Number of drawn ids that a buffer collects before the sketch counts them.
 const BUFFERED_IDS: usize = 256;
-/// Number of buffers for drawn ids of one table; each thread uses one of them, and several threads may use the same.
+/// Number of buffers for the sampled ids of one table: each thread adds its ids to one buffer, which threads may share.
 const NUM_BUFFERS: usize = 16;
 
 thread_local! {

@@ -274,7 +274,8 @@ fn nearest(number: f32, infinity: u16, value: impl Fn(u16) -> f64) -> u16 {
 
 #[test]
 fn float32_is_rounded_to_the_nearest_half() {
-    // All signs and exponents, all bits that stay in either half, and ties, their neighbours and NaNs of both kinds.
+    // Float32 numbers of every sign and exponent, with every mantissa that a half keeps, ties between two halves, the
+    // numbers beside each tie, and quiet and signalling NaNs.
     let lower = [0_u32, 1, 0x0FFF, 0x1000, 0x1001, 0x1FFF, 0x2000, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xF000, 0xFFFF];
     let all: Vec<f32> =
         (0..1 << 16).flat_map(|upper: u32| lower.map(|lower| f32::from_bits(upper << 16 | lower))).collect();

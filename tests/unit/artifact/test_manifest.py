@@ -467,6 +467,18 @@ def test_rows_are_found_by_a_part_of_their_label_in_either_case(tmp_path: Path) 
     assert many.find("film 149999", 9) == [149_999] and many.row_of("film 70000") == 70_000
 
 
+def test_similar_labels_of_an_unknown_label_are_named(tmp_path: Path) -> None:
+    labels = written(tmp_path)
+    assert labels.near("Star") == ' There are: "Star Wars (1977)", "star", "Before Star Wars".'
+    assert labels.near("star warz 1977") == ' There are: "Star Wars (1977)".'
+    assert labels.near("Aline (1979)") == ' There are: "Alien (1979)".'
+    assert labels.near("Satr Wars (1977)") == ' There are: "Star Wars (1977)".'
+    assert labels.near("Été de Paris") == ' There are: "Été à Paris".'
+    assert labels.near("Casablanca") == labels.near("") == labels.near("()") == labels.near("Star Warz" * 20) == ""
+    many = written(tmp_path / "many", [f"film {row}" for row in range(150_000)])
+    assert '"film 149999"' in many.near("flim 149999")
+
+
 def test_a_whole_label_names_one_row(tmp_path: Path) -> None:
     labels = written(tmp_path)
     assert [labels.row_of(one) for one in ("star", "Star Wars (1977)", "Star Wars", "")] == [6, 2, None, None]

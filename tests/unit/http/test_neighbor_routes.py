@@ -63,11 +63,14 @@ def test_a_table_without_a_vocabulary_has_no_keys(http: Http) -> None:
     assert (response.status_code, error_text(response)) == (400, 'table "user" has no vocabulary: send ids.')
 
 
+QUERIES = "The number of queries (ids, keys, labels or vectors)"
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ({"ids": []}, '"queries" is 0, the least is 1.'),
-        ({"ids": [0] * 257}, '"queries" is 257, the limit is 256 per request.'),
+        ({"ids": []}, f"{QUERIES} is 0, the least is 1."),
+        ({"ids": [0] * 257}, f"{QUERIES} is 257, the limit is 256 per request."),
         ({"ids": [0], "k": 0}, '"k" is 0, the least is 1.'),
         ({"ids": [0], "k": 1001}, '"k" is 1001, the limit is 1000 per request.'),
         ({"ids": [4]}, "id 4 at position 0 is out of range"),
@@ -75,6 +78,9 @@ def test_a_table_without_a_vocabulary_has_no_keys(http: Http) -> None:
         ({"keys": [1]}, 'table "tag": its keys are string.'),
         ({"ids": [1], "filter": {"keys": ["violet"]}}, "key 'violet' at position 0 is not in its vocabulary."),
         ({"ids": [1], "feature": "user"}, 'table "tag" has no feature "user" with keys.'),
+        ({"labels": "violet"}, '"labels" is "violet", expected a list of labels'),
+        ({"ids": [1], "labels": ["red"]}, '"vectors" and "labels"; the request has ids and labels.'),
+        ({"id": [1]}, "metric, vectors. Did you mean ids?"),
         ({"vectors": [[1, 2]]}, 'input "vectors": shape [1, 2], a row of table "tag" has 3 numbers'),
         ({"vectors": [[1, 2, 1e39]]}, 'input "vectors": a number is NaN or infinite.'),
         ({"ids": [1], "metric": "ip"}, "expected one of: dot, cosine, l2"),

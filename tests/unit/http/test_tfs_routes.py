@@ -19,6 +19,7 @@ VERBS = "POST to :predict, :lookup, :classify or :regress"
 LABEL, UNLABELLED = "Unrecognized servable version label", "; no version has a label; versions served: 3"
 
 
+TAKES_GET = "POST is not allowed here; this path takes GET"
 # Request line -> what follows "Malformed request" and the line.
 MALFORMED = {
     "GET /v1/models/m/versions/x/metadata": "",
@@ -28,9 +29,15 @@ MALFORMED = {
     "PUT /v1/models/m": "; this path takes GET",
     "DELETE /v1/models/m:predict": "; this path takes POST",
     "GET /v1/models/m/tables/t:neighbors": "; this path takes POST",
+    "POST /v1/models/m/labels/a": "; this path takes GET; did you mean /v1/models/m/labels/a:predict or :lookup?",
+    "POST /v1/models/predict": "; this path takes GET; did you mean /v1/models/MODEL:predict?",
+    "POST /v1/models": "; this path takes GET; did you mean /v1/models/MODEL:predict?",
     "POST /v1/models/m:neighbors": "; did you mean POST /v1/models/m/tables/TABLE:neighbors?",
     "GET /v1/models/m:diff": "; did you mean GET /v1/models/m/versions/VERSION:diff?",
     "POST /v1/models/m/infer": "; did you mean POST /v2/models/m/infer?",
+    "GET /v1/models/m/tables/t": "; did you mean /v1/models/m/tables?",
+    "GET /v1/models/m/table": "; did you mean GET /v1/models/m/tables?",
+    "GET /v1/models/m/versions": "; did you mean /v1/models/m?",
     "GET /v1/models/m%0A/x": "",
 }
 
@@ -46,6 +53,9 @@ MALFORMED = {
         (f"GET /v1/models/m/versions/{2**63}", 400, f"Failed to convert version: {2**63} to numeric."),
         ("POST /v2/models/m:infer", 404, "Not found: /v2/models/m:infer; did you mean POST /v2/models/m/infer?"),
         ("POST /V2/models/m/infer", 404, "Not found: /V2/models/m/infer; did you mean /v2/models/m/infer?"),
+        ("POST /v2/models/infer", 405, f"{TAKES_GET}; did you mean /v2/models/MODEL/infer?"),
+        ("POST /v2/models/m/versions/1", 405, f"{TAKES_GET}; did you mean /v2/models/m/versions/1/infer?"),
+        ("POST /v2/models/m/ready", 405, TAKES_GET),
         ("POST /v2/infer", 404, "Not found: /v2/infer; did you mean /v2/models/MODEL/infer?"),
         ("POST /models/m/invoke", 404, "Not found: /models/m/invoke; did you mean /v1/models/m:predict?"),
         ("POST /v1/predict", 400, "Malformed request: POST /v1/predict; did you mean /v1/models/MODEL:predict?"),

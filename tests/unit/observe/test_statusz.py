@@ -232,6 +232,18 @@ def test_each_condition_is_found_alone(place: str, change: Any, notice: tuple[st
     assert found(changed) == [notice]
 
 
+def test_a_failed_load_that_leaves_no_version_is_told_once() -> None:
+    changed = document()
+    model = changed["models"]["m"]
+    model["problem"] = "version 2 is END: cut"
+    for version, message in zip(model["versions"], ("cut", "cut short"), strict=True):
+        version.update(state="END", code="DATA_LOSS", message=message)
+    assert found(changed) == [
+        ("m", "can not answer: version 2 is END: cut", "EmbeddingModelUnavailable"),
+        ("m", "version 1: DATA_LOSS: cut short", "EmbeddingVersionDamaged"),
+    ]
+
+
 def test_files_that_are_read_again_are_looked_at() -> None:
     ends_s = {"grpc": NOW_S - 1, "http": NOW_S + CERTIFICATE_S - 1}
     assert [message for _, message, _ in found(document(), ReadFiles(ends_s, is_auth_current=False))] == [

@@ -122,7 +122,7 @@ def test_a_search_is_counted_with_its_rows(toy_engine: Engine, observer: Recordi
 
 def test_a_search_has_limits(toy_engine: Engine) -> None:
     many = query(*[1] * 257, k=1)
-    for asked, text in ((query(1, k=1001), '"k" is 1001, the limit is 1000'), (many, '"queries" is 257, the limit is')):
+    for asked, text in ((query(1, k=1001), '"k" is 1001, the limit is 1000'), (many, "vectors. is 257, the limit is")):
         with pytest.raises(IdsTooMany, match=text):
             find(toy_engine, asked)
 

@@ -18,7 +18,7 @@ use super::tensors::small_float;
 use super::values::{Json, List};
 use crate::plan::faults::{self, BoxedFault, Names};
 use crate::plan::near_names::did_you_mean;
-use crate::plan::{Data, DataType, Declined, Dims, Inputs, RaggedNames, Signature, Strings, Tensor};
+use crate::plan::{Data, DataType, Declined, Dims, Inputs, RaggedNames, Signature, Strings, Tensor, array_of};
 
 /// Deepest nesting of the lists of one tensor.
 const MAX_RANK: usize = 64;
@@ -112,6 +112,14 @@ pub fn signature_name(document: &Object<'_>) -> std::result::Result<String, Boxe
     }
 }
 
+/// The keys of a `:lookup` body.
+const LOOKUP_KEYS: [&str; 3] = ["features", "signature_name", "weights"];
+
+/// Returns the sentence that suggests the known key which is most similar to an unknown one; "" if none is similar.
+fn near_key<'n>(unknown: &str, known: impl IntoIterator<Item = &'n str>) -> String {
+    did_you_mean(unknown, known).replacen("; did", " Did", 1)
+}
+
 /// Returns the sentence for a `:lookup` body with an unknown key: the form of a lookup of the feature that the body names.
 fn lookup_hint(document: &Object<'_>, unknown: &str) -> String {
     let form = |feature: &str| format!("{{\"features\": {{\"{feature}\": [...]}}}}");
@@ -129,7 +137,7 @@ fn lookup_hint(document: &Object<'_>, unknown: &str) -> String {
     }
     match member(document, unknown) {
         Some(Json::List(_)) if member(document, "features").is_none() => format!(" Did you mean {}?", form(unknown)),
-        _ => String::new(),
+        _ => near_key(unknown, LOOKUP_KEYS),
     }
 }
 
@@ -148,8 +156,8 @@ impl<'a> LookupDocument<'a> {
     /// [`Declined::Fault`].
     pub fn parse(body: &'a [u8], is_strict: bool) -> Result<Self> {
         let mut document = parse_object(body, is_strict)?;
-        let known = ["features", "signature_name", "weights"];
-        let mut unknown: Vec<_> = document.iter().map(|(key, _)| &**key).filter(|key| !known.contains(key)).collect();
+        let mut unknown: Vec<_> =
+            document.iter().map(|(key, _)| &**key).filter(|key| !LOOKUP_KEYS.contains(key)).collect();
         if !unknown.is_empty() {
             unknown.sort_unstable();
             let hint = lookup_hint(&document, unknown[0]);
@@ -186,6 +194,9 @@ impl<'a> LookupDocument<'a> {
             if weights.is_some() {
                 return Err(faults::weights_of_dense(name).into());
             }
+            if has_uneven_lists(value) {
+                return Err(faults::takes_no_lists(name, array_of(signature, name)).into());
+            }
             inputs.insert(index, dense(name, &Value::One(value), Wanted::of(signature, index))?);
         }
         Ok(Decoded { inputs, extra: Vec::new() })
@@ -214,7 +225,7 @@ pub fn table_ids(body: &[u8]) -> Result<(Vec<i64>, bool)> {
             ("ids", value) => ids = Some(value),
             ("labels", Json::Bool(wanted)) => wants_labels = *wanted,
             ("labels", _) => return Err(faults::labels_no_flag().into()),
-            (key, _) => return Err(faults::rows_key(key).into()),
+            (key, _) => return Err(faults::rows_key(key, &near_key(key, ["ids", "labels"])).into()),
         }
     }
     let ids = ids.ok_or_else(|| faults::key_missing("ids"))?;
@@ -299,7 +310,14 @@ impl<'a> PredictDocument<'a> {
                 // A client may send any number of keys.
                 let keys = self.document.iter().take(8);
                 let hints = keys.map(|(key, _)| did_you_mean(key, ["inputs", "instances"]));
-                faults::no_inputs_key(&hints.max().unwrap_or_default())
+                let near = hints.max().unwrap_or_default();
+                let name = self.document.iter().map(|(key, _)| &**key).find(|key| *key != "signature_name");
+                faults::no_inputs_key(&match name {
+                    Some(name) if near.is_empty() => {
+                        format!("; did you mean {{\"instances\": [{{\"{name}\": ...}}]}}?")
+                    }
+                    _ => near,
+                })
             }
             (None, Some(inputs)) => return Ok(inputs),
             (Some(_), Some(_)) => faults::inputs_and_instances(&text()),
@@ -489,6 +507,13 @@ impl<'a> Value<'_, 'a> {
     }
 }
 
+/// Says whether a value is a list of lists of different lengths, as a ragged feature takes them.
+fn has_uneven_lists(value: &Json<'_>) -> bool {
+    let Json::List(list) = value else { return false };
+    let pairs = list.mixed().unwrap_or_default().windows(2);
+    pairs.into_iter().any(|pair| matches!(pair, [Json::List(one), Json::List(next)] if one.len() != next.len()))
+}
+
 fn is_list(value: &Json<'_>) -> bool {
     matches!(value, Json::List(_))
 }
@@ -576,17 +601,17 @@ fn leaves<'a>(name: &str, lists: &[Items<'_, 'a>], wanted: Wanted, dims: Dims) -
     };
     if let Some(wrong) = flat().find(|item| !is_allowed(item)) {
         let has = |test: fn(&Json<'_>) -> bool| flat().any(|item| test(&item));
-        if wanted.takes_strings
-            && dtype != D::String
-            && has(|item| matches!(item, Json::Text(_)))
-            && has(|item| matches!(item, Json::Int(_)))
-        {
+        let are_keys = wanted.takes_strings && has(|item| matches!(item, Json::Text(_)));
+        if are_keys && dtype != D::String && has(|item| matches!(item, Json::Int(_))) {
             return Err(faults::mixed_keys(name).into());
         }
+        // Among keys, the strings are right.
+        let wrong = flat().find(|item| are_keys && !is_string(item)).unwrap_or(wrong);
         let hint = match &*wrong {
             Json::Text(_) if wanted.has_table && wanted.takes_keys => " (its vocabulary has integers)",
             Json::Text(_) if wanted.has_table => " (it has no vocabulary, send ids)",
             Json::Int(_) if wanted.takes_keys => " (send the strings of its vocabulary)",
+            Json::List(_) if wanted.has_table => " (one list too many around the ids)",
             Json::Float(number) if number.is_nan() && dtype.integer_range().is_some() => " (NaN is no id)",
             Json::Float(number) if dtype.integer_range().is_some() && number.abs() >= 2f64.powi(63) => {
                 " (out of range)"
@@ -594,6 +619,7 @@ fn leaves<'a>(name: &str, lists: &[Items<'_, 'a>], wanted: Wanted, dims: Dims) -
             Json::Float(_) if dtype.integer_range().is_some() => " (send whole numbers)",
             _ => "",
         };
+        let dtype = if are_keys { D::String } else { dtype };
         // rapidjson has no text for NaN.
         let shown = match &*wrong {
             Json::Float(number) if number.is_nan() => "NaN Type: Number".to_owned(),
