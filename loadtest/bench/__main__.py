@@ -1,4 +1,4 @@
-"""Prepares the workloads, measures the service and its baselines, and prints their tables.
+"""Prepares the workloads, measures the service and its baselines, and prints the tables of docs/benchmark.md.
 
 python -m loadtest.bench                         all of it, some 20 minutes
 python -m loadtest.bench --quick                 once through, 5 minutes
@@ -56,9 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     if has_start:
         _say("starting with 10 GB of tables, and with tiny ones ...")
         starts = measure_starts(options.folder, rounds)
-    text = f"{report.headline(rounds, seconds, options.connections)}\n\n{report.rates(measured)}"
-    ratios = report.ratios(measured, [starts.row()] if starts else [])
-    sys.stdout.write(f"{text}\n\n{ratios}\n\n{report.costs(measured)}\n")
+    tables = report.tables(measured, [starts.row()] if starts else [])
+    text = report.headline(rounds, seconds, options.connections) + "\n\n" + tables
+    sys.stdout.write(f"{text}\n\n{report.costs(measured)}\n")
     out = options.out or options.folder / "results.json"
     more = {"seconds": seconds, "connections": options.connections, "starts": starts and dataclasses.asdict(starts)}
     out.write_text(json.dumps(report.document(measured, **more), indent=1))
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="names the cases and ends")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="keeps models between runs")
     parser.add_argument("--out", type=Path, help="JSON of the results (default: results.json in that folder)")
-    parser.add_argument("--write_docs", action="store_true", help="puts the rates into docs/benchmark.md")
+    parser.add_argument("--write_docs", action="store_true", help="puts the tables into docs/benchmark.md")
     return parser
 
 

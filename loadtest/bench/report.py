@@ -24,20 +24,15 @@ def median(measured: Measured, what: str) -> float:
     return statistics.median(getattr(shot, what) for shot in measured.shots)
 
 
-def rates(measured: Sequence[Measured]) -> str:
+def tables(measured: Sequence[Measured], extra: Sequence[str] = ()) -> str:
+    """Returns the rates and their ratios as Markdown tables; extra: lines to append to the table of ratios."""
     by_name = {m.case.name: m for m in measured}
     rows = list(dict.fromkeys(m.case.row for m in measured))
     lines = [header("requests/s", *WORKLOADS)]
     for name in rows:
         found = [by_name.get(f"{name}/{workload}") for workload in WORKLOADS]
         lines.append(row(name, *(f"{median(m, 'requests_per_s'):,.0f}" if m else "" for m in found)))
-    return "\n".join(lines)
-
-
-def ratios(measured: Sequence[Measured], extra: Sequence[str] = ()) -> str:
-    """Returns ratios of rates beside their goals as a Markdown table, which no document has; extra: further lines."""
-    by_name = {m.case.name: m for m in measured}
-    lines = [header("ratio", "at least", "measured", "")]
+    lines += ["", header("ratio", "at least", "measured", "")]
     for ratio in RATIOS:
         value = ratio_of(ratio, by_name)
         if value is not None:

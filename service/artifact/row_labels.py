@@ -29,7 +29,7 @@ MAX_SHOWN = 100
 _MAX_TOLD, _CUTOFF = 3, 0.6
 # RowLabels.near() searches misspelt labels in no longer text, for so many parts of words, and compares so many labels
 # letter by letter: a request with an unknown label must not cost much more than one with a known label.
-_MAX_NEAR_BYTES, _MAX_PARTS, _MAX_NEAR = 1 << 21, 8, 200
+_MAX_NEAR_BYTES, _MAX_PARTS, _MAX_NEAR = 1 << 18, 8, 200
 
 
 class RowLabels:
