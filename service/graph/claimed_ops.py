@@ -5,10 +5,10 @@ its way treat all rows alike and all ids alike: rows are moved, weighted and add
 which ids count was decided before the gather. A clip, a ReLU or a bound on norms changes few rows of a table, perhaps
 none of those that the probes read; a mask on ids changes few ids, and another input few requests.
 
-What is layout (sizes and positions) or weights may be arithmetic that shows itself in requests of the sizes that the
-graph names. Compared are only sizes and weights themselves, and sums and differences of sizes: the probes lie beside
-the graph's constants, and their sums and differences. Products, quotients and roots may only scale vectors, because
-their thresholds may lie far from all constants.
+What is layout (sizes and positions) or weights may be arithmetic that shows itself in few requests. Compared are only
+sizes and weights themselves, and sums and differences of sizes, with no integers but the smallest: no lookup treats
+other sizes apart, and the probes hold all small sizes together. Products, quotients and roots may only scale vectors,
+because their thresholds may lie far from all constants.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ _ROW_INPUTS: Mapping[str, Collection[int]] = {
     "RaggedTensorToTensor": (1,),
     "Unique": (),
 }
+# Integers with which a graph may compare sizes, or make sizes that it compares.
+_SMALL = frozenset({-1, 0, 1, 2})
 # Ops that decide by the numbers of their inputs, and give truth values.
 _COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"})
 _BOUNDS = _COMPARISONS | {"Maximum", "Minimum"}
@@ -102,6 +104,8 @@ _WIDE = _FLOATS | {_BOOL, *(tensor_proto.dtype_number(name) for name in ("int32"
 # Ops that choose elements of their first input by places, and those by which sizes differ from others by a constant.
 _PLACES = frozenset({"GatherV2", "GatherNd", "Slice", "StridedSlice"})
 _SHIFTS = frozenset({"Add", "AddV2", "AddN", "Sub"})
+# Ops that make as many elements as a number says, and none for a negative number.
+_STEPS = frozenset({"Range", "Pad", "PadV2", "RaggedRange"})
 # Ops that add elements up, of which there are as many as a size says.
 _COUNTS = frozenset({"Sum", "Cumsum", "SegmentSum", "UnsortedSegmentSum"})
 # Ops whose results may have other sizes than their inputs have, such as products and sums of these.
@@ -174,6 +178,8 @@ class ClaimedOps:
             return []
         of_others = self._of_others(before, set(), claimed)
         of_keys = _reached(flat, before, {claimed.keys}, _SHAPES)
+        if not all(self.cuts_few(name, of_keys) for name in of_keys):
+            return []
         if of_others is None or not all(self.shows_in_layout(name, of_keys) for name in before - of_keys):
             return []
         if not claimed.is_described:
@@ -201,7 +207,8 @@ class ClaimedOps:
             of_others = self._of_others(new, of_others, claimed)
             of_rows = _reached(flat, new, of_rows, _SHAPES)
             of_keys = _reached(flat, new, of_keys, _SHAPES, decided)
-            if not all(self._are_plain(self._cuts(name), of_keys | of_rows) for name in new & (of_rows | of_keys)):
+            moved = of_rows | of_keys
+            if not all(self._are_plain(self._cuts(n), moved) and self.cuts_few(n, moved) for n in new & moved):
                 return found
             if of_others is None or not _treats_rows_alike(flat, of_rows & new, kinds, of_rows, claimed):
                 return found
@@ -369,12 +376,19 @@ class ClaimedOps:
             source, to = node.attr["SrcT"].type, node.attr["DstT"].type
             if to not in _WIDE or (source in _FLOATS and to not in _FLOATS):
                 return False
-            if _is_truth(node) and not self._are_plain(inputs, keys):
+            if _is_truth(node) and not self._decides_by_few(inputs, keys):
                 return False
         if node.op in _PLACES:
             # Numbers of a constant, chosen by a size, may be any.
-            return node_of(inputs[0]) in self._varying and self._are_plain(inputs[1:], keys)
-        if node.op in _DECIDES and not self._are_plain(inputs, keys):
+            is_known = node_of(inputs[0]) in self._varying and self._are_plain(inputs[1:], keys)
+            return is_known and self.cuts_few(name, keys)
+        if node.op in _STEPS and not self._names_few(inputs, keys):
+            return False
+        if node.op in _POLES and not _is_weighted(flat, f"{name}:0"):
+            # The numerator may be any constant, such as that of a reciprocal.
+            if not self._decides_by_few([given for given in inputs if node_of(given) in self._varying], keys):
+                return False
+        if node.op in _DECIDES and not self._decides_by_few(inputs, keys):
             return False
         if node.op in _BOUNDS and not self._compares_one_size(inputs, keys):
             return False
@@ -402,6 +416,48 @@ class ClaimedOps:
             return True
         return self._are_plain(varying, keys, most_sizes=0)
 
+    def _decides_by_few(self, tensors: Sequence[str], keys: Collection[str]) -> bool:
+        return self._are_plain(tensors, keys) and self._names_few(tensors, keys)
+
+    def cuts_few(self, name: str, keys: Collection[str]) -> bool:
+        """Says whether a node that takes elements by their places names only places near an end.
+
+        How many elements are left is a decision by a size, too. Of the sizes of a tensor, any may be taken.
+        """
+        node, inputs = self._flat.nodes[name], self._flat.data_inputs(name)
+        if node.op not in _PLACES or self._flat.nodes[node_of(inputs[0])].op in _SIZES:
+            return True
+        return self._names_few(inputs[1:], keys)
+
+    def _names_few(self, tensors: Iterable[str], keys: Collection[str]) -> bool:
+        """Says whether the numbers that make sizes, before an op decides by these, are few and small.
+
+        A lookup treats no size apart but 0 and 1. Trial requests hold all small sizes together, but of two larger ones
+        only some pairs. Sums of weights are any numbers, so that a request may have none beside a fraction.
+        """
+        flat = self._flat
+        todo = [node_of(tensor) for tensor in tensors]
+        seen, fractions = {*todo}, False
+        for name in todo:
+            op, inputs = flat.nodes[name].op, flat.data_inputs(name)
+            if name in keys:
+                continue
+            if name not in self._varying:
+                numbers = _numbers(flat, f"{name}:0")
+                if numbers is None and op not in _SAYS_ALL:
+                    return False
+                inputs = inputs if numbers is None else []
+                fractions = fractions or any(0 < abs(number) < 1 for number in numbers or ())
+                if any(not isinstance(number, float) and number not in _SMALL for number in numbers or ()):
+                    return False
+            elif op == "Reshape" or (op in _PLACES and flat.nodes[node_of(inputs[0])].op in _SIZES):
+                # A shape changes no size, and the sizes of a tensor are few.
+                inputs = inputs[:1]
+            new = {*map(node_of, inputs)} - seen
+            seen |= new
+            todo += new
+        return not fractions or not any(flat.nodes[name].op in _COUNTS for name in seen)
+
     def _is_range(self, tensor: str) -> bool:
         node = self._flat.nodes[node_of(tensor)]
         return bool(node.op == "Range") or (node.op in _PASSES and self._is_range(self._flat.data_inputs(node.name)[0]))
@@ -425,7 +481,9 @@ class ClaimedOps:
             op, inputs = flat.nodes[name].op, flat.data_inputs(name)
             if op in _SIZES | _COUNTS and name in self._varying:
                 sizes = self._sizes(inputs[:1], is_one=op == "Size")
-                if sizes is None or (op in _COUNTS and not self._adds_up_to_size(inputs[0], keys)):
+                if sizes is None or (
+                    op in _COUNTS and not self._adds_up_to_size(inputs[0], keys, of_row="Segment" in op)
+                ):
                     return None
                 inputs = [*sizes, *(inputs if op in _COUNTS else ())]
             elif name in keys or op in _SHAPES:
@@ -450,8 +508,8 @@ class ClaimedOps:
 
         return all(shifts(node_of(tensor)) is not None for tensor in tensors)
 
-    def _adds_up_to_size(self, tensor: str, keys: Collection[str]) -> bool:
-        """Says whether the sum of a tensor's elements is a number of elements, of ids or of weights.
+    def _adds_up_to_size(self, tensor: str, keys: Collection[str], *, of_row: bool) -> bool:
+        """Says whether the sum of a tensor's elements is a number of elements, or the sum of a row's weights.
 
         The sum of places, for one, grows with the square of a size, so that its thresholds lie far from all constants.
         """
@@ -462,14 +520,14 @@ class ClaimedOps:
         if node.op == "Cast" and node.attr["SrcT"].type == _BOOL:
             return True
         if node.op in _PASSES | {"GatherV2", "GatherNd", "Fill", "BroadcastTo"} and node.name in self._varying:
-            return self._adds_up_to_size(inputs[node.op == "Fill"], keys)
+            return self._adds_up_to_size(inputs[node.op == "Fill"], keys, of_row=of_row)
         if node.op == "Sub":
             # The lengths of rows, which are differences of row splits.
             parts = [flat.nodes[node_of(given)] for given in inputs]
             of = {flat.data_inputs(part.name)[0] for part in parts if part.op in ("Slice", "StridedSlice")}
             return len(of) == 1 and all(part.op in ("Slice", "StridedSlice") for part in parts)
         if is_placeholder(node):
-            return bool(node.attr["dtype"].type in _FLOATS)
+            return of_row and bool(node.attr["dtype"].type in _FLOATS)
         numbers = _numbers(flat, tensor)
         return numbers is not None and {*numbers} <= {-1, 0, 1}
 
@@ -600,7 +658,8 @@ def _kind(flat: FlatGraph, name: str, given: Mapping[int, str], claimed: Claimed
         if op == "Square" or (op == "Mul" and len(given) == 2 and inputs[0] == inputs[1]):
             return None if max_norm is None or stage != "rows" else "squares"
         if op in _MOVES:
-            return stage if of_rows <= {*_ROW_INPUTS.get(op, of_rows)} else None
+            # Rows of two inputs are in two orders, and few requests may show by what they are chosen.
+            return stage if len(of_rows) == 1 and of_rows <= {*_ROW_INPUTS.get(op, of_rows)} else None
         if op == "MulNoNan":
             # A weight of 0 would hide a row with NaN.
             may_scale = of_rows == {0} and not _is_weighted(flat, inputs[1])
