@@ -20,7 +20,7 @@ import numpy as np
 
 from service.artifact import tensor_proto
 from service.artifact.manifest import Combiner
-from service.graph.flat_graph import FlatGraph, constant_of, node_of
+from service.graph.flat_graph import FlatGraph, constant_of, node_of, numbers_of, reached
 from service.graph.table_reads import TableRead
 
 # Ops that say the sizes of their input.
@@ -177,7 +177,7 @@ class ClaimedOps:
         if any(self._takes_others(name, claimed) or self._hides(name) for name in before):
             return []
         of_others = self._of_others(before, set(), claimed)
-        of_keys = _reached(flat, before, {claimed.keys}, _SHAPES)
+        of_keys = reached(flat, before, {claimed.keys}, _SHAPES)
         if not all(self.cuts_few(name, of_keys) for name in of_keys):
             return []
         if of_others is None or not all(self.shows_in_layout(name, of_keys) for name in before - of_keys):
@@ -190,9 +190,9 @@ class ClaimedOps:
         decided = {name for name in before if _is_truth(flat.nodes[name])}
         truths = decided & of_keys
         unshown = {name for name in truths if not self._is_shown(name, of_keys, claimed)}
-        unshown = _reached(flat, before, unshown, _SHAPES | {"Where"})
+        unshown = reached(flat, before, unshown, _SHAPES | {"Where"})
         # Which ids count before the gather is part of the claim; positions and counts of these ids are layout.
-        of_keys = _reached(flat, before, {claimed.keys}, _SHAPES, decided)
+        of_keys = reached(flat, before, {claimed.keys}, _SHAPES, decided)
         of_rows = {node_of(read.rows)}
         kinds = {node_of(read.rows): "rows"}
         seen = set(before)
@@ -205,8 +205,8 @@ class ClaimedOps:
                     return found
                 new.add(name)
             of_others = self._of_others(new, of_others, claimed)
-            of_rows = _reached(flat, new, of_rows, _SHAPES)
-            of_keys = _reached(flat, new, of_keys, _SHAPES, decided)
+            of_rows = reached(flat, new, of_rows, _SHAPES)
+            of_keys = reached(flat, new, of_keys, _SHAPES, decided)
             moved = of_rows | of_keys
             if not all(self._are_plain(self._cuts(n), moved) and self.cuts_few(n, moved) for n in new & moved):
                 return found
@@ -235,7 +235,7 @@ class ClaimedOps:
 
         known: those that were found before among other nodes.
         """
-        found = _reached(self._flat, among, {*known, *(n for n in claimed.beside.values() if n in among)}, _SHAPES)
+        found = reached(self._flat, among, {*known, *(n for n in claimed.beside.values() if n in among)}, _SHAPES)
         nodes = map(self._flat.nodes.__getitem__, found)
         return found if all(is_placeholder(node) or node.op == "Identity" for node in nodes) else None
 
@@ -245,7 +245,7 @@ class ClaimedOps:
         if name in self._varying:
             return self.counts_distinct(name) or self.takes_places(name)
         if node.op == "Cast" and not _keeps_numbers(node):
-            numbers = _numbers(self._flat, f"{name}:0")
+            numbers = numbers_of(self._flat, f"{name}:0")
             return numbers is None or not {*numbers} <= {-1, 0, 1}
         return node.op not in _SAYS_ALL
 
@@ -345,7 +345,7 @@ class ClaimedOps:
         """Returns the nodes that decide by sizes on the way from a feature's inputs to a tensor."""
         flat = self._flat
         between = flat.ancestors([tensor], cut=frozenset({read.rows})) | flat.ancestors([read.ids])
-        values = _reached(flat, between, {claimed.keys, node_of(read.rows), *claimed.weights}, _SHAPES)
+        values = reached(flat, between, {claimed.keys, node_of(read.rows), *claimed.weights}, _SHAPES)
         return [name for name in between if self.decides(name, lambda given: node_of(given) not in values)]
 
     def are_few(self, decisions: Iterable[str]) -> bool:
@@ -392,7 +392,7 @@ class ClaimedOps:
             return False
         if node.op in _BOUNDS and not self._compares_one_size(inputs, keys):
             return False
-        for numbers in (_numbers(flat, given) for given in inputs):
+        for numbers in (numbers_of(flat, given) for given in inputs):
             if numbers is None:
                 continue
             # Integers are sizes (layout_sizes). The square of a weight is of a power of 2.
@@ -409,7 +409,7 @@ class ClaimedOps:
         """
         flat = self._flat
         varying = [given for given in inputs if node_of(given) in self._varying]
-        numbers = [_numbers(flat, given) for given in inputs if given not in varying]
+        numbers = [numbers_of(flat, given) for given in inputs if given not in varying]
         if any(len({*some}) > 1 for some in numbers if some is not None):
             return False
         if len(varying) < 2 or any(self._is_range(given) or node_of(given) in keys for given in varying):
@@ -443,7 +443,7 @@ class ClaimedOps:
             if name in keys:
                 continue
             if name not in self._varying:
-                numbers = _numbers(flat, f"{name}:0")
+                numbers = numbers_of(flat, f"{name}:0")
                 if numbers is None and op not in _SAYS_ALL:
                     return False
                 inputs = inputs if numbers is None else []
@@ -496,7 +496,7 @@ class ClaimedOps:
                 return None
             constants, sizes = (max(column) for column in zip((0, 0), *(one for one in found if one), strict=True))
             if op in _SHIFTS and name in self._varying:
-                added = [_numbers(flat, given) for given in inputs if node_of(given) not in self._varying]
+                added = [numbers_of(flat, given) for given in inputs if node_of(given) not in self._varying]
                 if any(one is None or any(isinstance(number, float) and number for number in one) for one in added):
                     return None
                 if not added and op != "Sub":
@@ -528,7 +528,7 @@ class ClaimedOps:
             return len(of) == 1 and all(part.op in ("Slice", "StridedSlice") for part in parts)
         if is_placeholder(node):
             return of_row and bool(node.attr["dtype"].type in _FLOATS)
-        numbers = _numbers(flat, tensor)
+        numbers = numbers_of(flat, tensor)
         return numbers is not None and {*numbers} <= {-1, 0, 1}
 
     def _sizes(self, tensors: Sequence[str], *, is_one: bool) -> list[str] | None:
@@ -551,13 +551,13 @@ class ClaimedOps:
                 # As many as there are true elements.
                 found += inputs
                 continue
-            if op == "Range" and (_numbers(flat, inputs[0]), _numbers(flat, inputs[2])) == ([0], [1]):
+            if op == "Range" and (numbers_of(flat, inputs[0]), numbers_of(flat, inputs[2])) == ([0], [1]):
                 found.append(inputs[1])
                 continue
             if op in ("Fill", "BroadcastTo"):
                 found.append(inputs[0 if op == "Fill" else 1])
                 continue
-            if op == "Reshape" and _numbers(flat, inputs[1]) == [-1] and self._is_vector(inputs[0]):
+            if op == "Reshape" and numbers_of(flat, inputs[1]) == [-1] and self._is_vector(inputs[0]):
                 inputs = inputs[:1]
             elif op in ("Slice", "StridedSlice") and self._cuts_few(op, inputs):
                 inputs = inputs[:1]
@@ -576,7 +576,7 @@ class ClaimedOps:
 
     def _cuts_few(self, op: str, inputs: Sequence[str]) -> bool:
         """Says whether a slice has one element less than its input at each end at most, or ends at a constant size."""
-        begins, ends, *strides = ([*(_numbers(self._flat, given) or [-2])] for given in inputs[1:])
+        begins, ends, *strides = ([*(numbers_of(self._flat, given) or [-2])] for given in inputs[1:])
         least = min(begins if op == "Slice" else [*ends, *begins])
         return max(begins) <= 1 and least >= -1 and strides in ([], [[1] * len(begins)])
 
@@ -606,7 +606,7 @@ def sized_by(flat: FlatGraph, tensor: str, read: TableRead, claimed: Claimed) ->
 def layout_sizes(flat: FlatGraph, tensor: str, read: TableRead, claimed: Claimed) -> set[int]:
     """Returns the constants with which a graph may compare sizes on the way to a tensor, without their signs."""
     between = flat.ancestors([tensor], cut=frozenset({read.rows})) | flat.ancestors([read.ids])
-    of_keys = _reached(flat, between, {claimed.keys}, _SHAPES)
+    of_keys = reached(flat, between, {claimed.keys}, _SHAPES)
     found: set[int] = set()
     for name in between:
         inputs = flat.data_inputs(name)
@@ -650,7 +650,7 @@ def _kind(flat: FlatGraph, name: str, given: Mapping[int, str], claimed: Claimed
     of_rows = {place for place, kind in given.items() if kind in _STAGES}
     others = [other for place, other in enumerate(inputs) if place not in given]
     if max_norm is not None and op in _SCALES:
-        numbers = [_numbers(flat, other) for other in others]
+        numbers = [numbers_of(flat, other) for other in others]
         if any(found is not None and not {*found} <= {1.0, _single(max_norm)} for found in numbers):
             return None
     if len(of_rows) == len(given):
@@ -673,7 +673,7 @@ def _kind(flat: FlatGraph, name: str, given: Mapping[int, str], claimed: Claimed
         allowed = {"Mul": {0, 1}, "RealDiv": {0}, "DivNoNan": {0}, "Select": {1, 2}, "SelectV2": {1, 2}}.get(op, set())
         return "rows" if {*given.values()} <= {"rows", "norms"} and of_rows <= allowed else None
     if "squares" in given.values():
-        axes = _numbers(flat, inputs[1]) if op == "Sum" else None
+        axes = numbers_of(flat, inputs[1]) if op == "Sum" else None
         return "norms" if axes is not None and 0 not in axes else None
     if op not in _OF_NORMS or (op in _BOUNDS and any(not _is_bound(flat, other, max_norm) for other in others)):
         return None
@@ -693,7 +693,7 @@ def _next_stage(op: str, stage: str, claimed: Claimed) -> str | None:
 
 
 def _is_bound(flat: FlatGraph, tensor: str, max_norm: float | None) -> bool:
-    numbers = _numbers(flat, tensor)
+    numbers = numbers_of(flat, tensor)
     return numbers is not None and {*numbers} <= {0.0, _single(max_norm or 0)}
 
 
@@ -722,37 +722,3 @@ def _single(number: float) -> float:
 def _is_weighted(flat: FlatGraph, tensor: str) -> bool:
     placeholders = (node for n in flat.ancestors([tensor]) if is_placeholder(node := flat.nodes[n]))
     return any(node.attr["dtype"].type == tensor_proto.dtype_number("float32") for node in placeholders)
-
-
-def _numbers(flat: FlatGraph, tensor: str) -> list[float] | None:
-    """Returns the numbers of a constant; None if the tensor is no constant that can be read."""
-    node = flat.nodes[node_of(tensor)]
-    while node.op in ("Identity", "Cast"):
-        node = flat.nodes[node_of(flat.data_inputs(node.name)[0])]
-    if node.op != "Const" or node.attr["dtype"].type not in tensor_proto.NUMPY_DTYPES:
-        return None
-    numbers: list[float] = constant_of(node).reshape(-1).tolist()
-    return numbers
-
-
-def _reached(
-    flat: FlatGraph, nodes: Iterable[str], starts: Collection[str], ends: Collection[str], stops: Collection[str] = ()
-) -> set[str]:
-    """Returns the nodes `starts` and those of `nodes` whose values depend on them.
-
-    Args:
-      ends: ops whose results do not depend on the values of their inputs.
-      stops: nodes at which the search ends.
-    """
-    readers: dict[str, list[str]] = {}
-    for name in nodes:
-        if flat.nodes[name].op not in ends and name not in stops:
-            for given in flat.data_inputs(name):
-                readers.setdefault(node_of(given), []).append(name)
-    found, todo = set(starts), list(starts)
-    for name in todo:
-        for reader in readers.get(name, ()):
-            if reader not in found:
-                found.add(reader)
-                todo.append(reader)
-    return found
