@@ -115,7 +115,7 @@ _FORMS: tuple[tuple[Form, str], ...] = (
     (Form("mapped", _COMPARED, ()), "LogicalAnd LogicalOr"),
     (Form("mapped", _COMPARED), "LogicalNot"),
     (Form("mapped", "KWVN", ()), "Select SelectV2"),
-    (Form("reduced", "WVQ"), "Sum"),
+    (Form("reduced", "VQ"), "Sum"),
     (Form("reduced", "WV"), "SegmentSum UnsortedSegmentSum"),
     (Form("reduced", "V"), "Mean SegmentMean SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN"),
     (Form("reduced", "V"), "SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments"),

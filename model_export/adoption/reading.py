@@ -97,8 +97,9 @@ class Reading:
         if self.value(tensor).kind != "V":
             raise NotHere(f"{self.graph.flat.nodes[node_of(tensor)].op} computes no vectors")
         # A check of row splits needs no place in a description, whichever inputs it reads.
-        if check := self.graph.check_of(self.roles.ids):
-            raise NotRead(f"{check} may refuse a request, by a condition that is not known")
+        for name in filter(None, (self.roles.ids, self.roles.weights)):
+            if check := self.graph.check_of(name):
+                raise NotRead(f"{check} may refuse a request, by a condition that is not known")
 
     def filled_ids(self) -> list[int]:
         """Returns the ids that the graph puts into empty rows, which are constants of the graph."""
@@ -157,6 +158,8 @@ class Reading:
             raise NotRead(f"{node.op} may change {_KIND_NAMES[found.kind]} at numbers that no constant names")
         if found.kind in ("K", "V"):
             self._keyed.add(name)
+            if not self.graph.ops.cuts_few(name, self._keyed):
+                raise NotRead(f"{node.op} cuts {_KIND_NAMES[found.kind]} off at a constant")
         elif self.graph.ops.counts_distinct(name) or any(node_of(given) in self._distinct for given in inputs):
             self._distinct.add(name)
         if form.rule == "mapped" and node.op != "Cast" and any(node_of(given) in self._distinct for given in inputs):
@@ -281,7 +284,7 @@ class Reading:
             return Value("V")
         if node.op in ("RealDiv", "DivNoNan") and vectors == [0]:
             return Value("V")
-        if node.op in ("Select", "SelectV2") and 0 not in vectors:
+        if node.op in ("Select", "SelectV2") and 0 not in vectors and (len(vectors) == 1 or values[0].kind == "N"):
             return Value("V")
         raise NotRead(f"{node.op} changes vectors")
 

@@ -5,10 +5,10 @@ its way treat all rows alike and all ids alike: rows are moved, weighted and add
 which ids count was decided before the gather. A clip, a ReLU or a bound on norms changes few rows of a table, perhaps
 none of those that the probes read; a mask on ids changes few ids, and another input few requests.
 
-What is layout (sizes and positions) or weights may be arithmetic that shows itself in requests of the sizes that the
-graph names. Compared are only sizes and weights themselves, and sums and differences of sizes: the probes lie beside
-the graph's constants, and their sums and differences. Products, quotients and roots may only scale vectors, because
-their thresholds may lie far from all constants.
+What is layout (sizes and positions) or weights may be arithmetic that shows itself in few requests. Compared are only
+sizes and weights themselves, and sums and differences of sizes, with no integers but the smallest: no lookup treats
+other sizes apart, and the probes hold all small sizes together. Products, quotients and roots may only scale vectors,
+because their thresholds may lie far from all constants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from service.artifact import tensor_proto
 from service.artifact.manifest import Combiner
-from service.graph.flat_graph import FlatGraph, constant_of, node_of
+from service.graph.flat_graph import FlatGraph, constant_of, node_of, numbers_of, reached
 from service.graph.table_reads import TableRead
 
 # Ops that say the sizes of their input.
@@ -68,6 +68,8 @@ _ROW_INPUTS: Mapping[str, Collection[int]] = {
     "RaggedTensorToTensor": (1,),
     "Unique": (),
 }
+# Integers with which a graph may compare sizes, or make sizes that it compares.
+_SMALL = frozenset({-1, 0, 1, 2})
 # Ops that decide by the numbers of their inputs, and give truth values.
 _COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"})
 _BOUNDS = _COMPARISONS | {"Maximum", "Minimum"}
@@ -103,6 +105,8 @@ _WIDE = _FLOATS | {_BOOL, *(tensor_proto.dtype_number(name) for name in ("int32"
 # size.
 _PLACES = frozenset({"GatherV2", "GatherNd", "Slice", "StridedSlice"})
 _SHIFTS = frozenset({"Add", "AddV2", "AddN", "Sub"})
+# Ops that make as many elements as a number says, and none for a negative number.
+_STEPS = frozenset({"Range", "Pad", "PadV2", "RaggedRange"})
 # Ops that add elements up, of which there are as many as a size says.
 _COUNTS = frozenset({"Sum", "Cumsum", "SegmentSum", "UnsortedSegmentSum"})
 # Ops whose results may have other sizes than their inputs have, such as products and sums of these.
@@ -174,7 +178,9 @@ class ClaimedOps:
         if any(self._takes_others(name, claimed) or self._hides(name) for name in before):
             return []
         of_others = self._of_others(before, set(), claimed)
-        of_keys = _reached(flat, before, {claimed.keys}, _SHAPES)
+        of_keys = reached(flat, before, {claimed.keys}, _SHAPES)
+        if not all(self.cuts_few(name, of_keys) for name in of_keys):
+            return []
         if of_others is None or not all(self.shows_in_layout(name, of_keys) for name in before - of_keys):
             return []
         if not claimed.is_described:
@@ -185,9 +191,9 @@ class ClaimedOps:
         decided = {name for name in before if _is_truth(flat.nodes[name])}
         truths = decided & of_keys
         unshown = {name for name in truths if not self._is_shown(name, of_keys, claimed)}
-        unshown = _reached(flat, before, unshown, _SHAPES | {"Where"})
+        unshown = reached(flat, before, unshown, _SHAPES | {"Where"})
         # Which ids count before the gather is part of the claim; positions and counts of these ids are layout.
-        of_keys = _reached(flat, before, {claimed.keys}, _SHAPES, decided)
+        of_keys = reached(flat, before, {claimed.keys}, _SHAPES, decided)
         of_rows = {node_of(read.rows)}
         kinds = {node_of(read.rows): "rows"}
         seen = set(before)
@@ -200,9 +206,10 @@ class ClaimedOps:
                     return found
                 new.add(name)
             of_others = self._of_others(new, of_others, claimed)
-            of_rows = _reached(flat, new, of_rows, _SHAPES)
-            of_keys = _reached(flat, new, of_keys, _SHAPES, decided)
-            if not all(self._are_plain(self._cuts(name), of_keys | of_rows) for name in new & (of_rows | of_keys)):
+            of_rows = reached(flat, new, of_rows, _SHAPES)
+            of_keys = reached(flat, new, of_keys, _SHAPES, decided)
+            moved = of_rows | of_keys
+            if not all(self._are_plain(self._cuts(n), moved) and self.cuts_few(n, moved) for n in new & moved):
                 return found
             if of_others is None or not _treats_rows_alike(flat, of_rows & new, kinds, of_rows, claimed):
                 return found
@@ -229,7 +236,7 @@ class ClaimedOps:
 
         known: those that were found before among other nodes.
         """
-        found = _reached(self._flat, among, {*known, *(n for n in claimed.beside.values() if n in among)}, _SHAPES)
+        found = reached(self._flat, among, {*known, *(n for n in claimed.beside.values() if n in among)}, _SHAPES)
         nodes = map(self._flat.nodes.__getitem__, found)
         return found if all(is_placeholder(node) or node.op == "Identity" for node in nodes) else None
 
@@ -239,7 +246,7 @@ class ClaimedOps:
         if name in self._varying:
             return self.counts_distinct(name) or self.takes_places(name)
         if node.op == "Cast" and not _keeps_numbers(node):
-            numbers = _numbers(self._flat, f"{name}:0")
+            numbers = numbers_of(self._flat, f"{name}:0")
             return numbers is None or not {*numbers} <= {-1, 0, 1}
         return node.op not in _SAYS_ALL
 
@@ -339,7 +346,7 @@ class ClaimedOps:
         """Returns the nodes that decide by sizes on the way from a feature's inputs to a tensor."""
         flat = self._flat
         between = flat.ancestors([tensor], cut=frozenset({read.rows})) | flat.ancestors([read.ids])
-        values = _reached(flat, between, {claimed.keys, node_of(read.rows), *claimed.weights}, _SHAPES)
+        values = reached(flat, between, {claimed.keys, node_of(read.rows), *claimed.weights}, _SHAPES)
         return [name for name in between if self.decides(name, lambda given: node_of(given) not in values)]
 
     def are_few(self, decisions: Iterable[str]) -> bool:
@@ -370,16 +377,23 @@ class ClaimedOps:
             source, to = node.attr["SrcT"].type, node.attr["DstT"].type
             if to not in _WIDE or (source in _FLOATS and to not in _FLOATS):
                 return False
-            if _is_truth(node) and not self._are_plain(inputs, keys):
+            if _is_truth(node) and not self._decides_by_few(inputs, keys):
                 return False
         if node.op in _PLACES:
             # Numbers of a constant, chosen by a size, may be any.
-            return node_of(inputs[0]) in self._varying and self._are_plain(inputs[1:], keys)
-        if node.op in _DECIDES and not self._are_plain(inputs, keys):
+            is_known = node_of(inputs[0]) in self._varying and self._are_plain(inputs[1:], keys)
+            return is_known and self.cuts_few(name, keys)
+        if node.op in _STEPS and not self._names_few(inputs, keys):
+            return False
+        if node.op in _POLES and not _is_weighted(flat, f"{name}:0"):
+            # The numerator may be any constant, such as that of a reciprocal.
+            if not self._decides_by_few([given for given in inputs if node_of(given) in self._varying], keys):
+                return False
+        if node.op in _DECIDES and not self._decides_by_few(inputs, keys):
             return False
         if node.op in _BOUNDS and not self._compares_one_size(inputs, keys):
             return False
-        for numbers in (_numbers(flat, given) for given in inputs):
+        for numbers in (numbers_of(flat, given) for given in inputs):
             if numbers is None:
                 continue
             # Integers are sizes (layout_sizes). The square of a weight is of a power of 2.
@@ -396,12 +410,54 @@ class ClaimedOps:
         """
         flat = self._flat
         varying = [given for given in inputs if node_of(given) in self._varying]
-        numbers = [_numbers(flat, given) for given in inputs if given not in varying]
+        numbers = [numbers_of(flat, given) for given in inputs if given not in varying]
         if any(len({*some}) > 1 for some in numbers if some is not None):
             return False
         if len(varying) < 2 or any(self._is_range(given) or node_of(given) in keys for given in varying):
             return True
         return self._are_plain(varying, keys, most_sizes=0)
+
+    def _decides_by_few(self, tensors: Sequence[str], keys: Collection[str]) -> bool:
+        return self._are_plain(tensors, keys) and self._names_few(tensors, keys)
+
+    def cuts_few(self, name: str, keys: Collection[str]) -> bool:
+        """Says whether a node that takes elements by their places names only places near an end.
+
+        How many elements are left is a decision by a size, too. Of the sizes of a tensor, any may be taken.
+        """
+        node, inputs = self._flat.nodes[name], self._flat.data_inputs(name)
+        if node.op not in _PLACES or self._flat.nodes[node_of(inputs[0])].op in _SIZES:
+            return True
+        return self._names_few(inputs[1:], keys)
+
+    def _names_few(self, tensors: Iterable[str], keys: Collection[str]) -> bool:
+        """Says whether the numbers that make sizes, before an op decides by these, are few and small.
+
+        A lookup treats no size apart but 0 and 1. Trial requests hold all small sizes together, but of two larger ones
+        only some pairs. Sums of weights are any numbers, so that a request may have none beside a fraction.
+        """
+        flat = self._flat
+        todo = [node_of(tensor) for tensor in tensors]
+        seen, fractions = {*todo}, False
+        for name in todo:
+            op, inputs = flat.nodes[name].op, flat.data_inputs(name)
+            if name in keys:
+                continue
+            if name not in self._varying:
+                numbers = numbers_of(flat, f"{name}:0")
+                if numbers is None and op not in _SAYS_ALL:
+                    return False
+                inputs = inputs if numbers is None else []
+                fractions = fractions or any(0 < abs(number) < 1 for number in numbers or ())
+                if any(not isinstance(number, float) and number not in _SMALL for number in numbers or ()):
+                    return False
+            elif op == "Reshape" or (op in _PLACES and flat.nodes[node_of(inputs[0])].op in _SIZES):
+                # A shape changes no size, and the sizes of a tensor are few.
+                inputs = inputs[:1]
+            new = {*map(node_of, inputs)} - seen
+            seen |= new
+            todo += new
+        return not fractions or not any(flat.nodes[name].op in _COUNTS for name in seen)
 
     def _is_range(self, tensor: str) -> bool:
         node = self._flat.nodes[node_of(tensor)]
@@ -426,7 +482,9 @@ class ClaimedOps:
             op, inputs = flat.nodes[name].op, flat.data_inputs(name)
             if op in _SIZES | _COUNTS and name in self._varying:
                 sizes = self._sizes(inputs[:1], is_one=op == "Size")
-                if sizes is None or (op in _COUNTS and not self._adds_up_to_size(inputs[0], keys)):
+                if sizes is None or (
+                    op in _COUNTS and not self._adds_up_to_size(inputs[0], keys, of_row="Segment" in op)
+                ):
                     return None
                 inputs = [*sizes, *(inputs if op in _COUNTS else ())]
             elif name in keys or op in _SHAPES:
@@ -439,7 +497,7 @@ class ClaimedOps:
                 return None
             constants, sizes = (max(column) for column in zip((0, 0), *(one for one in found if one), strict=True))
             if op in _SHIFTS and name in self._varying:
-                added = [_numbers(flat, given) for given in inputs if node_of(given) not in self._varying]
+                added = [numbers_of(flat, given) for given in inputs if node_of(given) not in self._varying]
                 if any(one is None or any(isinstance(number, float) and number for number in one) for one in added):
                     return None
                 if not added and op != "Sub":
@@ -451,8 +509,8 @@ class ClaimedOps:
 
         return all(shifts(node_of(tensor)) is not None for tensor in tensors)
 
-    def _adds_up_to_size(self, tensor: str, keys: Collection[str]) -> bool:
-        """Says whether the sum of a tensor's elements is a number of elements, of ids or of weights.
+    def _adds_up_to_size(self, tensor: str, keys: Collection[str], *, of_row: bool) -> bool:
+        """Says whether the sum of a tensor's elements is a number of elements, or the sum of a row's weights.
 
         The sum of places, for one, grows with the square of a size, so that its thresholds lie far from all constants.
         """
@@ -463,15 +521,15 @@ class ClaimedOps:
         if node.op == "Cast" and node.attr["SrcT"].type == _BOOL:
             return True
         if node.op in _PASSES | {"GatherV2", "GatherNd", "Fill", "BroadcastTo"} and node.name in self._varying:
-            return self._adds_up_to_size(inputs[node.op == "Fill"], keys)
+            return self._adds_up_to_size(inputs[node.op == "Fill"], keys, of_row=of_row)
         if node.op == "Sub":
             # The lengths of rows, which are differences of row splits.
             parts = [flat.nodes[node_of(given)] for given in inputs]
             of = {flat.data_inputs(part.name)[0] for part in parts if part.op in ("Slice", "StridedSlice")}
             return len(of) == 1 and all(part.op in ("Slice", "StridedSlice") for part in parts)
         if is_placeholder(node):
-            return bool(node.attr["dtype"].type in _FLOATS)
-        numbers = _numbers(flat, tensor)
+            return of_row and bool(node.attr["dtype"].type in _FLOATS)
+        numbers = numbers_of(flat, tensor)
         return numbers is not None and {*numbers} <= {-1, 0, 1}
 
     def _sizes(self, tensors: Sequence[str], *, is_one: bool) -> list[str] | None:
@@ -494,13 +552,13 @@ class ClaimedOps:
                 # As many as there are true elements.
                 found += inputs
                 continue
-            if op == "Range" and (_numbers(flat, inputs[0]), _numbers(flat, inputs[2])) == ([0], [1]):
+            if op == "Range" and (numbers_of(flat, inputs[0]), numbers_of(flat, inputs[2])) == ([0], [1]):
                 found.append(inputs[1])
                 continue
             if op in ("Fill", "BroadcastTo"):
                 found.append(inputs[0 if op == "Fill" else 1])
                 continue
-            if op == "Reshape" and _numbers(flat, inputs[1]) == [-1] and self._is_vector(inputs[0]):
+            if op == "Reshape" and numbers_of(flat, inputs[1]) == [-1] and self._is_vector(inputs[0]):
                 inputs = inputs[:1]
             elif op in ("Slice", "StridedSlice") and self._cuts_few(op, inputs):
                 inputs = inputs[:1]
@@ -519,7 +577,7 @@ class ClaimedOps:
 
     def _cuts_few(self, op: str, inputs: Sequence[str]) -> bool:
         """Says whether a slice has one element less than its input at each end at most, or ends at a constant size."""
-        begins, ends, *strides = ([*(_numbers(self._flat, given) or [-2])] for given in inputs[1:])
+        begins, ends, *strides = ([*(numbers_of(self._flat, given) or [-2])] for given in inputs[1:])
         least = min(begins if op == "Slice" else [*ends, *begins])
         return max(begins) <= 1 and least >= -1 and strides in ([], [[1] * len(begins)])
 
@@ -549,7 +607,7 @@ def sized_by(flat: FlatGraph, tensor: str, read: TableRead, claimed: Claimed) ->
 def layout_sizes(flat: FlatGraph, tensor: str, read: TableRead, claimed: Claimed) -> set[int]:
     """Returns the constants with which a graph may compare sizes on the way to a tensor, without their signs."""
     between = flat.ancestors([tensor], cut=frozenset({read.rows})) | flat.ancestors([read.ids])
-    of_keys = _reached(flat, between, {claimed.keys}, _SHAPES)
+    of_keys = reached(flat, between, {claimed.keys}, _SHAPES)
     found: set[int] = set()
     for name in between:
         inputs = flat.data_inputs(name)
@@ -593,7 +651,7 @@ def _kind(flat: FlatGraph, name: str, given: Mapping[int, str], claimed: Claimed
     of_rows = {place for place, kind in given.items() if kind in _STAGES}
     others = [other for place, other in enumerate(inputs) if place not in given]
     if max_norm is not None and op in _SCALES:
-        numbers = [_numbers(flat, other) for other in others]
+        numbers = [numbers_of(flat, other) for other in others]
         if any(found is not None and not {*found} <= {1.0, _single(max_norm)} for found in numbers):
             return None
     if len(of_rows) == len(given):
@@ -601,7 +659,8 @@ def _kind(flat: FlatGraph, name: str, given: Mapping[int, str], claimed: Claimed
         if op == "Square" or (op == "Mul" and len(given) == 2 and inputs[0] == inputs[1]):
             return None if max_norm is None or stage != "rows" else "squares"
         if op in _MOVES:
-            return stage if of_rows <= {*_ROW_INPUTS.get(op, of_rows)} else None
+            # Rows of two inputs are in two orders, and few requests may show by what they are chosen.
+            return stage if len(of_rows) == 1 and of_rows <= {*_ROW_INPUTS.get(op, of_rows)} else None
         if op == "MulNoNan":
             # A weight of 0 would hide a row with NaN.
             may_scale = of_rows == {0} and not _is_weighted(flat, inputs[1])
@@ -615,7 +674,7 @@ def _kind(flat: FlatGraph, name: str, given: Mapping[int, str], claimed: Claimed
         allowed = {"Mul": {0, 1}, "RealDiv": {0}, "DivNoNan": {0}, "Select": {1, 2}, "SelectV2": {1, 2}}.get(op, set())
         return "rows" if {*given.values()} <= {"rows", "norms"} and of_rows <= allowed else None
     if "squares" in given.values():
-        axes = _numbers(flat, inputs[1]) if op == "Sum" else None
+        axes = numbers_of(flat, inputs[1]) if op == "Sum" else None
         return "norms" if axes is not None and 0 not in axes else None
     if op not in _OF_NORMS or (op in _BOUNDS and any(not _is_bound(flat, other, max_norm) for other in others)):
         return None
@@ -635,7 +694,7 @@ def _next_stage(op: str, stage: str, claimed: Claimed) -> str | None:
 
 
 def _is_bound(flat: FlatGraph, tensor: str, max_norm: float | None) -> bool:
-    numbers = _numbers(flat, tensor)
+    numbers = numbers_of(flat, tensor)
     return numbers is not None and {*numbers} <= {0.0, _single(max_norm or 0)}
 
 
@@ -664,37 +723,3 @@ def _single(number: float) -> float:
 def _is_weighted(flat: FlatGraph, tensor: str) -> bool:
     placeholders = (node for n in flat.ancestors([tensor]) if is_placeholder(node := flat.nodes[n]))
     return any(node.attr["dtype"].type == tensor_proto.dtype_number("float32") for node in placeholders)
-
-
-def _numbers(flat: FlatGraph, tensor: str) -> list[float] | None:
-    """Returns the numbers of a constant; None if the tensor is no constant that can be read."""
-    node = flat.nodes[node_of(tensor)]
-    while node.op in ("Identity", "Cast"):
-        node = flat.nodes[node_of(flat.data_inputs(node.name)[0])]
-    if node.op != "Const" or node.attr["dtype"].type not in tensor_proto.NUMPY_DTYPES:
-        return None
-    numbers: list[float] = constant_of(node).reshape(-1).tolist()
-    return numbers
-
-
-def _reached(
-    flat: FlatGraph, nodes: Iterable[str], starts: Collection[str], ends: Collection[str], stops: Collection[str] = ()
-) -> set[str]:
-    """Returns the nodes `starts` and those of `nodes` whose values depend on them.
-
-    Args:
-      ends: ops whose results do not depend on the values of their inputs.
-      stops: nodes at which the search ends.
-    """
-    readers: dict[str, list[str]] = {}
-    for name in nodes:
-        if flat.nodes[name].op not in ends and name not in stops:
-            for given in flat.data_inputs(name):
-                readers.setdefault(node_of(given), []).append(name)
-    found, todo = set(starts), list(starts)
-    for name in todo:
-        for reader in readers.get(name, ()):
-            if reader not in found:
-                found.add(reader)
-                todo.append(reader)
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from service.artifact import tensor_proto
@@ -329,3 +329,37 @@ def add_strings(graph_def: Any, name: str, values: Sequence[str], *, is_scalar: 
     if not is_scalar:
         tensor.tensor_shape.dim.add().size = len(values)
     tensor.string_val.extend(value.encode() for value in values)
+
+
+def numbers_of(flat: FlatGraph, tensor: str) -> list[float] | None:
+    """Returns the numbers of a constant; None if the tensor is no constant that can be read."""
+    node = flat.nodes[node_of(tensor)]
+    while node.op in ("Identity", "Cast"):
+        node = flat.nodes[node_of(flat.data_inputs(node.name)[0])]
+    if node.op != "Const" or node.attr["dtype"].type not in tensor_proto.NUMPY_DTYPES:
+        return None
+    numbers: list[float] = constant_of(node).reshape(-1).tolist()
+    return numbers
+
+
+def reached(
+    flat: FlatGraph, nodes: Iterable[str], starts: Collection[str], ends: Collection[str], stops: Collection[str] = ()
+) -> set[str]:
+    """Returns the nodes `starts` and those of `nodes` whose values depend on them.
+
+    Args:
+      ends: ops whose results do not depend on the values of their inputs.
+      stops: nodes at which the search ends.
+    """
+    readers: dict[str, list[str]] = {}
+    for name in nodes:
+        if flat.nodes[name].op not in ends and name not in stops:
+            for given in flat.data_inputs(name):
+                readers.setdefault(node_of(given), []).append(name)
+    found, todo = set(starts), list(starts)
+    for name in todo:
+        for reader in readers.get(name, ()):
+            if reader not in found:
+                found.add(reader)
+                todo.append(reader)
+    return found

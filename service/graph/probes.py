@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,6 @@ ROW_LENGTHS = (
     (8, 16, 24, 9),
 )
 _MOST_IDS = 400
-# Largest number of ids of a request in which one size counts the rows, and another one the ids of each row.
-_MOST_PAIRED = 1024
 # Largest number with which a graph may compare row lengths, so that rows of this length are tried on both sides of it.
 MOST_LENGTH = 4096
 
@@ -70,7 +69,9 @@ def requests(
         yield _filled(spec, {feature.ids: ids[:1]}, 1, random)
         yield _filled(spec, {feature.ids: ids[:0]}, 0, random)
         for size in beside(constants.sizes):
-            yield _filled(spec, {feature.ids: random.choice(ids, size)}, size, random)
+            # A known key has a row of its own, so that each order of the rows shows.
+            some = np.resize(random.permutation(ids if keys is None or not keys.size else keys), size)
+            yield _filled(spec, {feature.ids: some}, size, random)
         return
     batches = [list(lengths) for lengths in ROW_LENGTHS]
     # Further probe requests have each of the chosen ids in a row of its own, then three ids in each row, then all ids
@@ -101,17 +102,16 @@ def beside(constants: Iterable[int]) -> list[int]:
 def batches_beside(constants: Collection[int], *, in_pairs: bool) -> list[list[int]]:
     """Returns row lengths of requests in which each size that constants name counts something.
 
-    Sizes up to those of ROW_LENGTHS are left out, unless they are compared.
+    Sizes up to those of ROW_LENGTHS are left out.
 
     Args:
-      in_pairs: whether sizes are compared: each two constants, 1 and 2 among them, then also meet in one request.
+      in_pairs: whether sizes are compared, which may only be small ones: each two then meet in one request.
     """
-    named = beside(constants)
-    long = [[size + d for d in range(-2, 3)] for size in named if size > _SHORT]
-    alone = [lengths for size in named if size > _SHORT or in_pairs for lengths in _lengths_of_size(size)]
-    near = _near({1, 2, *map(abs, constants)}) if in_pairs else []
-    equal = [[b] * a for a in near for b in near if a and b and a * b <= _MOST_PAIRED]
-    return [*long, *alone, *equal, *([a, b] for a in near for b in near if a > b)]
+    named = [size for size in beside(constants) if size > _SHORT]
+    long = [[size + d for d in range(-2, 3)] for size in named]
+    alone = [lengths for size in named for lengths in _lengths_of_size(size)]
+    small = [[*lengths] for rows in range(4) for lengths in product(range(4), repeat=rows)] if in_pairs else []
+    return [*long, *alone, *small]
 
 
 def _near(sizes: Iterable[int]) -> list[int]:
@@ -131,8 +131,6 @@ def _lengths_of_size(size: int) -> list[list[int]]:
 
     Only rows of several ids tell a sum from a mean, and only empty rows show their vector.
     """
-    if size <= 1:
-        return [[1] * size]
     mixed = [(2, 0, 1, 3)[row % 4] for row in range(size - 1)]
     return [[size], [1] * size, [size, 1, 0, size], [*mixed, 0], [2, 0, 1] * (size // 3) + [size % 3], [0] * size + [2]]
 

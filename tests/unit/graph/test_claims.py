@@ -570,8 +570,8 @@ def test_ids_that_another_signature_casts(tf: Any, source: str, to: str, is_pass
     assert ClaimedOps(flat).alike([rows.name], read, claimed) == [rows.name] * is_passed
 
 
-# What graphs make of rows: the combiner of the lookup, and whether it has this step. All others change the signs of
-# zeros and denormal numbers alone.
+# What graphs make of rows: the combiner of the lookup, and whether it has this step. Some others change the signs of
+# zeros and denormal numbers alone, and some change few requests, which the probes need not hold.
 STEPS: dict[str, tuple[Combiner | None, bool, Callable[[Any, Any], Any]]] = {
     "other shape": (None, True, lambda tf, rows: tf.reshape(rows, [-1, 2, 2])),
     "times one": (None, False, lambda tf, rows: rows * 1.0),
@@ -582,6 +582,35 @@ STEPS: dict[str, tuple[Combiner | None, bool, Callable[[Any, Any], Any]]] = {
         None,
         False,
         lambda tf, rows: tf.math.unsorted_segment_sum(rows, tf.range(tf.shape(rows)[0]), tf.shape(rows)[0]),
+    ),
+    "of one of two orders": (
+        None,
+        False,
+        lambda tf, rows: tf.where(tf.equal(tf.range(tf.shape(rows)[0]), 1)[:, None], rows[::-1], rows),
+    ),
+    "zero for many": (None, True, lambda tf, rows: tf.where(tf.shape(rows)[0] > 1, 0.0, rows)),
+    "zero for more": (None, False, lambda tf, rows: tf.where(tf.shape(rows)[0] > 20, 0.0, rows)),
+    "zero for the size of a slice": (
+        None,
+        False,
+        lambda tf, rows: tf.where(tf.shape(tf.range(tf.shape(rows)[0])[20:])[0] > 0, 0.0, rows),
+    ),
+    "zero for the size of other rows": (
+        None,
+        False,
+        lambda tf, rows: tf.where(tf.shape(rows[20:])[0] > 0, 0.0, rows),
+    ),
+    "zero for the size of a range": (
+        None,
+        False,
+        lambda tf, rows: tf.where(tf.shape(tf.range(20, tf.shape(rows)[0]))[0] > 0, 0.0, rows),
+    ),
+    "zero by a quotient of sizes": (
+        None,
+        False,
+        lambda tf, rows: tf.where(
+            tf.math.divide_no_nan(*[tf.cast(tf.shape(rows)[0] * tf.shape(rows)[0] - 49, tf.float32)] * 2) > 0, rows, 0.0
+        ),
     ),
     "sum": ("sum", True, lambda tf, rows: tf.reduce_sum(rows, 0)),
     "sum times one": ("sum", False, lambda tf, rows: tf.reduce_sum(rows, 0) * 1.0),

@@ -121,9 +121,9 @@ MATRIX: dict[str, tuple[Apply, str]] = {
     **alike("Sqrt Rsqrt", "W:W V:! Q:! N:N", lambda op, x, p: op(x=x)),
     **alike("LogicalAnd LogicalOr", "L:L K:K W:W N:N", lambda op, x, p: op(x=p["true"](x), y=True)),
     "LogicalNot": (lambda raw, x, p: raw.LogicalNot(x=p["true"](x)), "L:L K:K W:W N:N"),
-    "Select": (lambda raw, x, p: raw.Select(condition=True, x=x, y=x), "L:L K:K W:W V:V Q:! N:N"),
-    "SelectV2": (lambda raw, x, p: raw.SelectV2(condition=True, t=x, e=x), "L:L K:K W:W V:V Q:! N:N"),
-    "Sum": (lambda raw, x, p: raw.Sum(input=x, axis=0), "L:L K:! W:W V:V Q:N N:!"),
+    "Select": (lambda raw, x, p: raw.Select(condition=True, x=x, y=raw.ZerosLike(x=x)), "L:L K:K W:W V:V Q:! N:N"),
+    "SelectV2": (lambda raw, x, p: raw.SelectV2(condition=True, t=x, e=x), "L:L K:K W:W V:! Q:! N:N"),
+    "Sum": (lambda raw, x, p: raw.Sum(input=x, axis=0), "L:L K:! W:! V:V Q:N N:!"),
     "Mean": (lambda raw, x, p: raw.Mean(input=x, axis=0), "L:L K:! W:! V:V Q:! N:!"),
     "SegmentSum": (lambda raw, x, p: raw.SegmentSum(data=x, segment_ids=p["L"]), "L:L K:! W:W V:V Q:! N:!"),
     "SegmentMean": (lambda raw, x, p: raw.SegmentMean(data=x, segment_ids=p["L"]), "L:L K:! W:! V:V Q:! N:!"),
@@ -821,6 +821,20 @@ APART: dict[str, Callable[..., Any]] = {
         0.0,
         total(tf, tf.gather(t, v), s),
     ),
+    "twenty_keys_in_seven_rows": lambda tf, t, v, s, n, w: tf.where(
+        tf.equal(tf.size(v), 20) & tf.equal(tf.size(n), 7), 0.0, total(tf, tf.gather(t, v), s)
+    ),
+    "twenty_keys_in_seven_rows_by_slices": lambda tf, t, v, s, n, w: tf.where(
+        (tf.size(v[19:20]) > tf.size(v[20:21])) & (tf.size(s[7:8]) > tf.size(s[8:9])),
+        0.0,
+        total(tf, tf.gather(t, v), s),
+    ),
+    "a_split_at_a_place": lambda tf, t, v, s, n, w: tf.where(
+        tf.reduce_any(tf.equal(s[5:6], 13)), 0.0, total(tf, tf.gather(t, v), s)
+    ),
+    "weights_that_add_up": lambda tf, t, v, s, n, w: tf.where(
+        tf.equal(tf.reduce_sum(w), 0.75), 0.0, total(tf, tf.gather(t, v) * w[:, None], s)
+    ),
     "many_left_out": lambda tf, t, v, s, n, w: tf.where(
         tf.size(tf.where(v >= 0)) + 20 == tf.size(v), 0.0, kept(tf, t, v, s, None, v >= 0)
     ),
@@ -852,6 +866,37 @@ def test_ids_that_are_left_out_before_rows_are_known_are_described(tmp_path: Pat
     spec = [("ids", [None], tf.int64), ("splits", [None], tf.int64)]
     (entry,) = entries(discover(saved(tmp_path / "1", {"sums": (sums, spec)}))).values()
     assert entry.kind == "lookup" and [one.on_bad_id for one in entry.features.values()] == ["drop"]
+
+
+def test_weights_that_a_check_may_refuse_are_no_lookup(tmp_path: Path) -> None:
+    def sums(table: Any, ids: Any, splits: Any, weights: Any) -> Any:
+        with tf.control_dependencies([tf.debugging.assert_less(tf.size(weights), 300)]):
+            checked = tf.identity(weights)
+        return total(tf, tf.gather(table, ids) * checked[:, None], splits)
+
+    spec = [("ids", [None], tf.int64), ("splits", [None], tf.int64), ("weights", [None], tf.float32)]
+    (entry,) = entries(discover(saved(tmp_path / "1", {"sums": (sums, spec)}))).values()
+    assert entry.kind == "predict" and {one.weights for one in entry.features.values()} <= {None}
+
+
+def test_a_factor_that_is_not_one_for_few_sizes_is_no_rounding(tmp_path: Path) -> None:
+    def sums(table: Any, ids: Any, splits: Any) -> Any:
+        ragged = tf.RaggedTensor.from_row_splits(ids, splits, validate=False)
+        return tf.nn.embedding_lookup_sparse(table, ragged.to_sparse(), None, combiner="sum")
+
+    def by_slices(table: Any, ids: Any, splits: Any) -> Any:
+        twenty = tf.size(ids[19:20]) - tf.size(ids[20:21])
+        seven_rows = tf.size(splits[7:8]) - tf.size(splits[8:9])
+        return sums(table, ids, splits) * (1 + tf.cast(twenty * seven_rows, tf.float32))
+
+    def by_a_quotient(table: Any, ids: Any, splits: Any) -> Any:
+        product = tf.cast(tf.size(ids) * tf.size(splits) - 143, tf.float32)
+        return sums(table, ids, splits) * tf.math.divide_no_nan(product, product)
+
+    spec = [("ids", [None], tf.int64), ("splits", [None], tf.int64)]
+    signatures = {one.__name__: (one, spec) for one in (by_slices, by_a_quotient)}
+    found = discover(saved(tmp_path / "1", signatures), allow_rounding=True)
+    assert {entry.kind for entry in entries(found).values()} == {"predict"}
 
 
 def test_what_treats_few_requests_or_rows_apart_is_no_lookup(tmp_path: Path) -> None:
