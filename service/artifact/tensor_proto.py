@@ -111,7 +111,7 @@ def proto_name(name: str) -> str:
 # shape: a short request must not make the server allocate a huge array.
 MAX_SPREAD_ELEMENTS = 1 << 20
 # Highest rank of a request's tensor: more dimensions are a mistake or an attack; numpy's limit is 64 too.
-_MAX_RANK = 64
+MAX_RANK = 64
 
 # DataType number -> name of the TensorProto field that holds values of this type.
 _VALUE_FIELDS: dict[int, str] = {
@@ -222,14 +222,14 @@ def _undecodable(name: str) -> MalformedPayload:
 
 
 def _refuse_dtype(name: str, number: int) -> None:
-    if number == 0 or number > REF_OFFSET:
+    if number not in _NAMES:
         raise _undecodable(name)
     raise InputMismatch(f'input "{name}": dtype {proto_name(dtype_name(number))} is not supported.')
 
 
 def _shape(name: str, proto: Any, max_elements: int) -> tuple[tuple[int, ...], int]:
     dims = proto.dim
-    if proto.unknown_rank or len(dims) > _MAX_RANK:
+    if proto.unknown_rank or len(dims) > MAX_RANK:
         raise _undecodable(name)
     shape = tuple([dim.size for dim in dims])
     if shape and min(shape) < 0:

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import orjson
 
+from service.artifact.tensor_proto import MAX_RANK
 from service.errors import InputMismatch, MalformedPayload
 from service.reference.inputs import graph_dtype
 from service.types import Array, RaggedNames, SignatureSpec, TensorSpec
 
-_MAX_RANK = 64
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _ALLOWED: Mapping[str, set[type]] = {
@@ -262,8 +262,8 @@ def dense_array(name: str, value: Any, tensor: TensorSpec) -> Array:
                     f'input "{name}": Expecting tensor size: {size} but got: {len(item)} (list {position} of its level)'
                 )
         shape.append(size)
-        if len(shape) > _MAX_RANK:
-            raise MalformedPayload(f'input "{name}": lists are nested over {_MAX_RANK} deep.')
+        if len(shape) > MAX_RANK:
+            raise MalformedPayload(f'input "{name}": lists are nested over {MAX_RANK} deep.')
         level = list(chain.from_iterable(level))
     return _leaves(name, level, tensor).reshape(shape)
 
@@ -303,10 +303,14 @@ def _as_bytes(name: str, item: Any) -> bytes:
             raise MalformedPayload(f'input "{name}": a string has a lone surrogate, which UTF-8 lacks.') from error
     if not _is_base64(item):
         raise MalformedPayload(f"JSON Value: {shown(item)} not formatted correctly for base64 data")
-    # As in TensorFlow Serving, white space is skipped, and the padding "=" may be missing.
-    text = "".join(item["b64"].split()).rstrip("=")
+    # As in TensorFlow Serving, white space is skipped, and the padding "=" is whole or missing.
+    text = "".join(item["b64"].split())
+    letters = text.rstrip("=")
+    padding = "=" * (-len(letters) % 4)
     try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+        if text not in (letters, letters + padding):
+            raise ValueError("padding")
+        return base64.b64decode(letters + padding, validate=True)
     except (binascii.Error, ValueError) as error:
         raise MalformedPayload("Unable to base64 decode") from error
 

@@ -151,6 +151,7 @@ _VALUES = "int64_val float_val string_val"
 _BAD_PROTOS = (
     ("", "dtype: DT_INVALID"),
     ("", "dtype: 109"),
+    ("", "dtype: 99"),
     ("", "tensor_shape { unknown_rank: true }"),
     *(("", f"tensor_shape {{ dim {{ size: {size} }} }}") for size in (-1, 1 << 40, 0)),
     (_VALUES, 'tensor_content: "abc"'),

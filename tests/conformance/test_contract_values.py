@@ -262,7 +262,7 @@ def test_base64_on_input_and_on_outputs_that_end_in_bytes(contract_http: HttpCli
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ('{"b64": "!"}', "Unable to base64 decode"),
+        *((f'{{"b64": "{text}"}}', "Unable to base64 decode") for text in ("!", "A", "=", "AA=", "AAA==", "AA==AA==")),
         ('{"b64": 1}', 'JSON Value: {\n    "b64": 1\n} not formatted correctly for base64 data'),
         ('{"a": "b"}', 'JSON Value: {\n    "a": "b"\n} not formatted correctly for base64 data'),
     ],

@@ -127,6 +127,9 @@ impl<'a> Call<'a> {
     }
 }
 
+/// Highest rank of a request's tensor: more dimensions are a mistake or an attack.
+const MAX_RANK: usize = 64;
+
 /// The signature of an answer to a request that runs none, such as one for rows of a table.
 pub const NO_SIGNATURE: usize = usize::MAX;
 

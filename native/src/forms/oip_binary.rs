@@ -11,7 +11,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::built_size::check_num_strings;
-use super::{Call, Version};
+use super::{Call, MAX_RANK, Version};
 use crate::plan::faults::{self, Asked, BoxedFault};
 use crate::plan::{
     Data, DataType, Declined, Dims, Inputs, OutputShape, Servable, Signature, Strings, Tensor, Work, check_names,
@@ -28,8 +28,6 @@ pub(super) const DATATYPE_PARAMETER: &str = "output_datatype";
 /// Parameters of Triton's extensions that the server refuses: they change a tensor's meaning, so that ignoring them would
 /// give wrong answers.
 pub(super) const REFUSED_PARAMETERS: [&str; 2] = ["shared_memory_region", "classification"];
-/// Maximal number of dimensions of a tensor in an Open Inference request.
-const MAX_RANK: usize = 64;
 /// Size in bytes of the length that stands before each string (BYTES element) in binary tensor data.
 const LENGTH_BYTES: usize = 4;
 

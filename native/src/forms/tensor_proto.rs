@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
+use super::MAX_RANK;
 use super::built_size::{check_num_messages, check_num_strings};
 use super::protobuf::{
     Fields, Value, delimited_len, extend_varints, read_varint32, set_once, text, varint_field_len, varint_len,
@@ -18,11 +19,8 @@ use crate::plan::{Data, DataType, Declined, Dims, Effort, Strings, Tensor, Work}
 const MAX_REPEATS: usize = 1 << 16;
 /// How many elements the tensors of a request may have, in all, however few bytes it has.
 const MIN_ELEMENTS: usize = 1 << 20;
-/// The limits on a shape: its rank, and the product of its sizes that are not 0.
-const MAX_RANK: usize = 64;
+/// The largest product of a shape's sizes that are not 0.
 const MAX_PRODUCT: usize = usize::MAX >> 5;
-/// Numbers of dtypes above this one are those of references.
-const REF_OFFSET: u64 = 100;
 
 // Field numbers of `TensorProto`; field_of_values has those of typed values.
 const DTYPE: u32 = 1;
@@ -112,12 +110,10 @@ impl<'a> TensorProto<'a> {
 /// too often for a thread of connections.
 pub fn read_tensor<'a>(name: &str, message: &'a [u8], allowance: &mut Allowance) -> Result<Tensor<'a>, Declined> {
     let (number, proto) = TensorProto::read(message)?;
-    if number == 0 || number > REF_OFFSET {
-        return Err(faults::undecodable_tensor(name).into());
-    }
-    let unsupported = || faults::dtype_not_supported(name, proto_name(number));
-    let dtype = DataType::of_number(number).ok_or_else(unsupported)?;
     let undecodable = || Declined::from(faults::undecodable_tensor(name));
+    let unsupported =
+        || proto_name(number).map_or_else(undecodable, |dtype| faults::dtype_not_supported(name, dtype).into());
+    let dtype = DataType::of_number(number).ok_or_else(unsupported)?;
     let (dims, size) = read_shape(name, proto.shape, allowance.elements)?;
     allowance.elements -= size;
     let data = match (proto.num_pieces, proto.content, dtype) {
@@ -151,11 +147,12 @@ pub fn read_tensor<'a>(name: &str, message: &'a [u8], allowance: &mut Allowance)
     Ok(Tensor { dtype, dims, data })
 }
 
-/// Returns the name in `types.proto` of a dtype that no request can carry.
+/// Returns the name in `types.proto` of a dtype that no request can carry; None if `types.proto` has no such number, or
+/// one for references (above 100).
 ///
 /// Source: `tensorflow/core/framework/types.proto` (2.21).
-fn proto_name(number: u64) -> &'static str {
-    match number {
+fn proto_name(number: u64) -> Option<&'static str> {
+    Some(match number {
         11 => "DT_QINT8",
         12 => "DT_QUINT8",
         13 => "DT_QINT32",
@@ -173,8 +170,8 @@ fn proto_name(number: u64) -> &'static str {
         31 => "DT_INT2",
         32 => "DT_UINT2",
         33 => "DT_FLOAT4_E2M1FN",
-        _ => "DT_INVALID",
-    }
+        _ => return None,
+    })
 }
 
 /// Returns the number of the `TensorProto` field that has the values of a dtype, given by its number; None for a dtype

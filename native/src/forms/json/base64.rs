@@ -2,6 +2,8 @@
 
 const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
+/// White space in C and in Abseil; Rust's `is_ascii_whitespace` lacks it.
+const VERTICAL_TAB: u8 = 0x0b;
 /// The value in the table `VALUES` for a byte that is no base64 character.
 const NONE: u8 = 255;
 
@@ -30,27 +32,40 @@ pub fn encode(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Decodes base64, with or without padding; None if the text has a character or a length that base64 can not have.
-/// White space is refused, too.
+/// Decodes base64; None if the text has a character or a length that base64 can not have. As in TensorFlow Serving, white
+/// space is skipped, and the padding is whole or missing.
+///
+/// Source: `absl::Base64Unescape` in abseil-cpp's `absl/strings/escaping.cc`, without its dots as padding.
 #[must_use]
 pub fn decode(text: &str) -> Option<Vec<u8>> {
-    let letters = text.trim_end_matches('=').as_bytes();
-    if letters.len() % 4 == 1 || text.len() - letters.len() > 2 {
-        return None;
-    }
-    let mut bytes = Vec::with_capacity(letters.len() / 4 * 3 + 2);
-    for chunk in letters.chunks(4) {
-        let mut word = 0_u32;
-        for (i, &letter) in chunk.iter().enumerate() {
-            let value = VALUES[usize::from(letter)];
-            if value == NONE {
-                return None;
+    let (mut letters, mut padding) = (0_usize, 0_usize);
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 3);
+    let mut word = 0_u32;
+    for &byte in text.as_bytes() {
+        match VALUES[usize::from(byte)] {
+            NONE if byte == b'=' => padding += 1,
+            NONE if byte.is_ascii_whitespace() || byte == VERTICAL_TAB => {}
+            value if value == NONE || padding > 0 => return None,
+            value => {
+                word = word << 6 | u32::from(value);
+                letters += 1;
+                if letters % 4 == 0 {
+                    bytes.extend_from_slice(&word.to_be_bytes()[1..]);
+                    word = 0;
+                }
             }
-            word |= u32::from(value) << (18 - 6 * i);
         }
-        bytes.extend_from_slice(&word.to_be_bytes()[1..chunk.len()]);
     }
-    Some(bytes)
+    let whole_padding = match letters % 4 {
+        0 => 0,
+        1 => return None,
+        left => {
+            let last = word << (6 * (4 - left));
+            bytes.extend_from_slice(&last.to_be_bytes()[1..left]);
+            4 - left
+        }
+    };
+    (padding == 0 || padding == whole_padding).then_some(bytes)
 }
 
 #[cfg(all(test, not(feature = "model")))]
@@ -60,13 +75,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn padding_may_be_left_out() {
-        for text in ["YWI=", "YWI"] {
-            assert_eq!(decode(text).unwrap(), b"ab");
+    fn padding_is_whole_or_missing() {
+        for text in ["YWI=", "YWI", " YW\tI\u{b}=\n", "Y WI"] {
+            assert_eq!(decode(text).unwrap(), b"ab", "{text:?}");
         }
-        assert_eq!(decode("").unwrap(), b"");
-        for text in ["Y", "YWJjZ", "YW I", "Y=WI", "YWI===", "YW\u{e9}I", "YW-I"] {
-            assert_eq!(decode(text), None, "{text}");
+        for text in ["YQ==", "YQ", "YQ= ="] {
+            assert_eq!(decode(text).unwrap(), b"a", "{text:?}");
+        }
+        for text in ["", " "] {
+            assert_eq!(decode(text).unwrap(), b"", "{text:?}");
+        }
+        for text in
+            ["Y", "YWJjZ", "Y=WI", "YWI==", "YWI===", "YQ=", "YWJj=", "=", "==", "YQ==YQ==", "YW\u{e9}I", "YW-I"]
+        {
+            assert_eq!(decode(text), None, "{text:?}");
         }
     }
 

@@ -16,12 +16,11 @@ use super::document::parse_object;
 use super::shown::{described, shown, shown_object, type_name};
 use super::tensors::small_float;
 use super::values::{Json, List};
+use crate::forms::MAX_RANK;
 use crate::plan::faults::{self, BoxedFault, Names};
 use crate::plan::near_names::did_you_mean;
 use crate::plan::{Data, DataType, Declined, Dims, Inputs, RaggedNames, Signature, Strings, Tensor, array_of};
 
-/// Deepest nesting of the lists of one tensor.
-const MAX_RANK: usize = 64;
 /// Deepest nesting of JSON lists in which a fault is searched for in TensorFlow Serving's order.
 const MAX_DEPTH: usize = 200;
 /// Largest number of rows in which a fault is searched for in TensorFlow Serving's order.
@@ -454,9 +453,7 @@ pub fn from_base64(value: &Json<'_>) -> std::result::Result<Vec<u8>, BoxedFault>
     if !is_base64(value) {
         return Err(faults::no_base64_object(&shown(value)));
     }
-    // As in TensorFlow Serving, white space is skipped, and the padding may be missing.
-    let text: String = text.split_whitespace().collect();
-    base64::decode(text.trim_end_matches('=')).ok_or_else(faults::bad_base64)
+    base64::decode(text).ok_or_else(faults::bad_base64)
 }
 
 /// A value that is to become a tensor: one JSON value, or a column of `instances` with a value from each row.
