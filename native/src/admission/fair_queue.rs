@@ -71,8 +71,8 @@ pub enum Refusal {
     Queue(usize),
     /// The request would wait in the queue longer than the limit. Holds the number of waiting requests.
     Wait(usize),
-    /// The request would wait in the queue past its deadline. Holds the number of waiting requests.
-    Deadline(usize),
+    /// The request would wait in the queue past its deadline.
+    Deadline,
     /// The request waited in the queue longer than the queue allows. Holds how long it waited.
     Waited(Duration),
     /// The request's deadline passed while it waited in the queue for a slot.
@@ -86,7 +86,7 @@ impl Refusal {
         match self {
             Refusal::Queue(_) => "queue",
             Refusal::Wait(_) | Refusal::Waited(_) => "wait",
-            Refusal::Deadline(_) | Refusal::Late => "deadline",
+            Refusal::Deadline | Refusal::Late => "deadline",
         }
     }
 }
@@ -296,7 +296,7 @@ impl<T> FairQueue<T> {
             return Err(Refusal::Wait(waiting));
         }
         if ask.deadline.is_some_and(|deadline| now + expected > deadline) {
-            return Err(Refusal::Deadline(waiting));
+            return Err(Refusal::Deadline);
         }
         Ok(())
     }
@@ -519,7 +519,7 @@ mod tests {
         let by = |millis| Ask { deadline: Some(now + Duration::from_millis(millis)), ..ask("m", "a:1") };
         queue.push(&by(30), now, 1).unwrap();
         queue.push(&by(30), now, 2).unwrap();
-        assert_eq!(queue.push(&by(30), now, 3), Err(Refusal::Deadline(2)));
+        assert_eq!(queue.push(&by(30), now, 3), Err(Refusal::Deadline));
         assert!(queue.push(&by(60), now, 3).is_ok());
     }
 

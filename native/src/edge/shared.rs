@@ -395,9 +395,10 @@ impl Shared {
     pub fn refuse(&self, model: &str, refusal: Refusal, late: impl FnOnce() -> String) -> Status {
         self.statistics.refused(model, refusal.reason());
         match refusal {
-            Refusal::Queue(waiting) | Refusal::Wait(waiting) | Refusal::Deadline(waiting) => {
+            Refusal::Queue(waiting) | Refusal::Wait(waiting) => {
                 overloaded(&format!("{waiting} requests wait for a thread"))
             }
+            Refusal::Deadline => overloaded("no thread would be free before the request's deadline"),
             Refusal::Waited(wait) => Status {
                 code: Code::Unavailable,
                 text: format!("The server is overloaded: the request waited {:.3} s for a thread.", wait.as_secs_f64()),
