@@ -27,9 +27,10 @@ _LINES_AT_ONCE = 1 << 16
 MAX_SHOWN = 100
 # Most labels that the error of an unknown label names, and their least similarity.
 _MAX_TOLD, _CUTOFF = 3, 0.6
-# RowLabels.near() searches misspelt labels in no longer text, for so many parts of words, and compares so many labels
-# letter by letter: a request with an unknown label must not cost much more than one with a known label.
-_MAX_NEAR_BYTES, _MAX_PARTS, _MAX_NEAR = 1 << 18, 8, 200
+# RowLabels.near() searches for a text in no more bytes of labels; for misspelt labels in no more, by so many parts of
+# words, and compares so many labels letter by letter: a request with an unknown label must not cost much more than one
+# with a known label.
+_MAX_FIND_BYTES, _MAX_NEAR_BYTES, _MAX_PARTS, _MAX_NEAR = 1 << 22, 1 << 18, 8, 200
 
 
 class RowLabels:
@@ -67,8 +68,10 @@ class RowLabels:
         Similar are labels that contain the text, else labels that are spelt alike. In long texts, these also share the
         begin of a word with it.
         """
+        if len(label) > MAX_SHOWN or self.text.size > _MAX_FIND_BYTES:
+            return ""
         known = self.of(self.find(label, _MAX_TOLD))
-        if not known and len(label) <= MAX_SHOWN and self.text.size <= _MAX_NEAR_BYTES:
+        if not known and self.text.size <= _MAX_NEAR_BYTES:
             words = re.findall(r"\w{2,}", label.lower())
             lowered = RowLabels(np.frombuffer(self.text.tobytes().lower(), np.uint8), self.starts)
             counts: Counter[int] = Counter()
