@@ -230,9 +230,9 @@ fn the_deadline_of_a_request_says_nothing_about_a_node() {
         wants[0].left.is_empty()
     };
     server.signal("-STOP");
+    let begun = Instant::now();
     assert!(!read_in(20) && !table.topology.is_down(&server.node()));
     // A node that answers none of the requests that follow each other is down, although each of them waits for a moment.
-    let begun = Instant::now();
     while !table.topology.is_down(&server.node()) {
         assert!(!read_in(20) && begun.elapsed() < Duration::from_secs(60));
     }
