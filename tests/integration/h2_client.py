@@ -91,7 +91,7 @@ class H2Client:
             if self.answers[stream_id].is_over:
                 return
             room = min(self.h2.local_flow_control_window(stream_id), self.h2.max_outbound_frame_size)
-            if not room:
+            if room <= 0:  # A server may take back what it has granted.
                 self.flush()
                 self.receive()
                 continue

@@ -373,7 +373,7 @@ def test_what_the_graph_refuses_the_server_refuses_in_words(model: Model, server
     for body, text in (
         ({"signature_name": "serve_examples", "instances": [{"b64": "//8="}]}, "Could not parse example input"),
         ({"instances": [{name: -1 for name in model.features("serving_default")}]}, "list"),
-        ({"inputs": {"user_id": [1]}}, "Missing but required"),
+        ({"inputs": {"user_id": [1]}}, '"film_id", "genres", "occupation", "recent_films" are missing.'),
     ):
         response = server.http.post("/v1/models/default:predict", json=body)
         assert response.status_code == 400, response.text
