@@ -331,7 +331,11 @@ class Topology:
                 # nodes can be asked if this one hangs.
                 left_s = min(left_s, max(left_s / 3, self.address.node_timeout_s))
                 try:
-                    told = _ask_for_map(self.address, node, left_s)
+                    try:
+                        told = _ask_for_map(self.address, node, left_s)
+                    except redis.ConnectionError:
+                        # A node that closes one connection, as CLIENT KILL does, has not failed: it is asked once more.
+                        told = _ask_for_map(self.address, node, left_s)
                 except (OSError, redis.RedisError) as error:
                     why.note(error, node)
                     # If the caller has less time than a node needs, a late answer says nothing about the node.

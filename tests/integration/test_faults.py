@@ -88,8 +88,7 @@ def test_the_only_version_mended_in_its_place_is_served_again(serve: Serve, base
     for file in sorted((tmp_path / "again").rglob("*")):
         if file.is_file():
             shutil.copyfile(file, base / "1" / file.relative_to(tmp_path / "again"))
-    until(lambda: server.http.get("/readyz").status_code == 200)
-    assert server.lookup({"user": [1]}) == {"user": [[4, 40]]}
+    until(lambda: server.tells({"user": [1]}, {"user": [[4, 40]]}))
 
 
 def test_a_tables_file_that_is_written_to_is_taken_out_within_a_poll(serve: Serve, base: Path) -> None:
@@ -215,8 +214,7 @@ def test_a_flipped_bit_at_the_start_is_found_behind_it(serve: Serve, base: Path)
     server = serve().answering()
     assert "have the checksum" in lost(server, 2)
     # The server serves version 1 as if the damaged version 2 did not exist.
-    until(lambda: server.http.get("/readyz").status_code == 200)
-    assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
+    until(lambda: server.tells({"user": [1]}, {"user": [[1, 10]]}))
 
 
 def test_nothing_is_read_where_nobody_asks_for_it(serve: Serve, base: Path) -> None:

@@ -256,6 +256,11 @@ impl Connection {
     }
 }
 
+/// Says whether the node closed the connection.
+pub(super) fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)
+}
+
 /// Says whether an answer, of which perhaps only a part has come, has arrays within more than [`MOST_DEPTH`] arrays.
 pub(super) fn is_too_deep(answer: &[u8]) -> bool {
     // The number of items that each open array still lacks.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use redis_protocol::resp2::types::OwnedFrame;
 
-use super::connection::{Connection, Node, Reason, Reply, command, is_passing};
+use super::connection::{Connection, Node, Reason, Reply, command, is_closed, is_passing};
 use super::network::{self, late};
 use super::remote_table::RemoteTable;
 use super::topology::Topology;
@@ -601,8 +601,7 @@ impl Task<'_, '_> {
 
     fn failed(&mut self, node: &Node, error: &io::Error, is_reused: bool, asked: Instant) {
         self.why.failed(node, error);
-        let is_closed = matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset);
-        let is_first = is_closed && !self.closed.contains(node);
+        let is_first = is_closed(error) && !self.closed.contains(node);
         if error.kind() == io::ErrorKind::TimedOut {
             self.topology.late(node, asked);
         } else if is_reused || is_first {

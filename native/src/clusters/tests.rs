@@ -547,6 +547,29 @@ fn the_map_of_slots_is_asked_for_without_a_read() {
 }
 
 #[test]
+fn a_node_that_closes_a_connection_while_it_is_asked_for_the_map_of_slots_has_not_failed() {
+    let Some(server) = Server::start(None) else { return };
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let node = Node::new("127.0.0.1", proxy.local_addr().unwrap().port());
+    let description = RemoteDescription { address: address(node.port), ..server.description("{es:m/t/f/", Vec::new()) };
+    let clusters = Clusters::new(0);
+    let table = clusters.open("m", 1, "t", ROWS, &description);
+    let port = server.port;
+    std::thread::spawn(move || {
+        let mut ping = [0; 14];
+        proxy.accept().unwrap().0.read_exact(&mut ping).unwrap();
+        let (mut reader, mut node) = (proxy.accept().unwrap().0, TcpStream::connect(("127.0.0.1", port)).unwrap());
+        let (mut answers, mut answered) = (node.try_clone().unwrap(), reader.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut reader, &mut node));
+        let _ = std::io::copy(&mut answers, &mut answered);
+    });
+    let told = table.topology.refresh(Instant::now() + Duration::from_secs(60), true, None);
+    assert_eq!(told.err().map(|why| why.text), None);
+    assert_eq!(table.topology.map().holders, [[node.clone()]]);
+    assert!(!table.topology.is_down(&node));
+}
+
+#[test]
 fn rows_of_a_former_primary_leave_the_cache() {
     let Some(server) = Server::start(None) else { return };
     server.write("{es:m/t/f/", None);

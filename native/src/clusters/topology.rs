@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use redis_protocol::resp2::types::OwnedFrame;
 
-use super::connection::{Connection, Node, Reason, command, is_single};
+use super::connection::{Connection, Node, Reason, command, is_closed, is_single};
 use super::description::Address;
 use super::hedging::{Budget, Times};
 use super::network;
@@ -304,7 +304,12 @@ impl Topology {
             // that is left, so that a node that hangs leaves time for the next.
             let share = left.min((left / 3).max(self.address.node_timeout()));
             let asked_at = network::now();
-            match self.ask_for_map(node, asked_at + share) {
+            let mut told = self.ask_for_map(node, asked_at + share);
+            if told.as_ref().is_err_and(is_closed) {
+                // A node that closes one connection, as CLIENT KILL does, has not failed: it is asked once more.
+                told = self.ask_for_map(node, asked_at + share);
+            }
+            match told {
                 // A node that was frozen or is cut off from the others does not know which nodes took over meanwhile.
                 Ok(told) if told.epoch < asked.epoch && asked.at.is_some_and(|at| network::now() < at + EPOCH) => {
                     why.note(Reason::passing(format!("{node}: its slot map is outdated")));

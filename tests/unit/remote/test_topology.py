@@ -113,6 +113,24 @@ def test_the_deadline_of_a_caller_says_nothing_about_a_node() -> None:
     known.failed.assert_not_called()
 
 
+def test_a_node_that_closes_a_connection_while_it_is_asked_for_the_map_has_not_failed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            server.accept()[0].close()
+            with server.accept()[0] as reader:
+                while received := reader.recv(1 << 16):
+                    reader.sendall(b"-ERR This instance has cluster support disabled\r\n" * received.count(b"*"))
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        node = ("127.0.0.1", server.getsockname()[1])
+        asked = Topology(StoreAddress.parse(f"valkey://{node[0]}:{node[1]}"))
+        asked.refresh(time.monotonic() + 60)
+        assert asked.nodes(0) == (node,) and not asked.is_down(node)
+        answering.join()
+
+
 @pytest.mark.parametrize(
     ("replicas", "replies", "has_copies"),
     [
