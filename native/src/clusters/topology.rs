@@ -304,10 +304,11 @@ impl Topology {
             // that is left, so that a node that hangs leaves time for the next.
             let share = left.min((left / 3).max(self.address.node_timeout()));
             let asked_at = network::now();
-            let mut told = self.ask_for_map(node, asked_at + share);
+            let late_at = asked_at + share;
+            let mut told = self.ask_for_map(node, late_at);
             if told.as_ref().is_err_and(is_closed) {
                 // A node that closes one connection, as CLIENT KILL does, has not failed: it is asked once more.
-                told = self.ask_for_map(node, asked_at + share);
+                told = self.ask_for_map(node, late_at);
             }
             match told {
                 // A node that was frozen or is cut off from the others does not know which nodes took over meanwhile.

@@ -66,7 +66,7 @@ _HOLD: Callable[..., bool] = TableChanges._hold
         # A healed network brings a replica old changes of a primary that does not answer.
         ("hold", 31, replicas, "FRESH_S", float("inf")),
         # A primary is cut off from its replicas, and ends 1.4 s later or more.
-        ("starve", 3, replicas, "has_all_s", _trust_ended_primaries),
+        ("starve", 2, replicas, "has_all_s", _trust_ended_primaries),
         # A replica starts again with what it had saved, while a server does not reach its primary.
         ("restart", 4, replicas, "has_all_s", _trust_restarted_replicas),
     ],
