@@ -240,17 +240,22 @@ impl Connection {
         if size > self.buffer.len() {
             self.buffer.resize(size.next_power_of_two(), 0);
         }
-        self.stream.socket().set_read_timeout(Some(left(until)?))?;
-        let space = &mut self.buffer[self.end..];
-        let received = match &mut self.stream {
-            Stream::Plain(socket) => socket.read(space),
-            Stream::Tls(stream) => stream.read(space),
-        };
-        match received.map_err(told)? {
-            0 => Err(io::Error::new(ErrorKind::UnexpectedEof, "the node closed the connection")),
-            received => {
-                self.end += received;
-                Ok(())
+        loop {
+            self.stream.socket().set_read_timeout(Some(left(until)?))?;
+            let space = &mut self.buffer[self.end..];
+            let received = match &mut self.stream {
+                Stream::Plain(socket) => socket.read(space),
+                Stream::Tls(stream) => stream.read(space),
+            };
+            match received.map_err(told) {
+                Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "the node closed the connection")),
+                Ok(received) => {
+                    self.end += received;
+                    return Ok(());
+                }
+                // A read with a time limit ends at any signal, also where SIGCONT lets this process go on.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
     }
