@@ -109,7 +109,6 @@ COPY --from=stripped / /
 ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
     LANG=C.UTF-8 \
     PYTHONUNBUFFERED=1 \
-    EMB_HOST=0.0.0.0 \
     EMB_MODEL_BASE_PATH=/models/movielens \
     EMB_MODEL_NAME=movielens \
     HOME=/tmp

@@ -19,7 +19,6 @@ from service.configuration.settings_reading import read_unchecked
 _TIMEOUT_S = 4.0
 # A HealthCheckResponse with the status SERVING.
 _SERVING = b"\x08\x01"
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_ready(settings: Settings) -> bool:
-    host, port = _LOOPBACK.get(settings.hosts[0], settings.hosts[0]), settings.rest_api_port
+    host, port = settings.local_host, settings.rest_api_port
     if port == 0:
         return _is_ready_by_grpc(settings, host)
     if port == "auto":

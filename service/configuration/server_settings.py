@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 Port: TypeAlias = int | Literal["auto"]
 
 
+# The largest value of the flags of tensorflow_model_server that are numbers. In gRPC it means no limit, too.
+MAX_INT = 2**31 - 1
+
+
 def setting(default: Any, about: str, low: float | None = None, high: float | None = None) -> Any:
     return field(default=default, metadata={"about": about, "low": low, "high": high})
 
@@ -49,7 +53,7 @@ class ServerSettings:
         "", "File that lists the models: the text form of TensorFlow Serving's ModelServerConfig."
     )
     model_config_file_poll_wait_seconds: float = setting(
-        0.0, "Seconds between reads of model_config_file; 0 reads it once, at the start.", 0, 86400
+        0.0, "Seconds between reads of model_config_file; 0 or less: it is read once, at the start.", -MAX_INT, MAX_INT
     )
     strict: bool = setting(
         False,
@@ -104,8 +108,9 @@ class ServerSettings:
         "", "File like ssl_config_file for the HTTP port; it may be the same file. Without it HTTP is plaintext."
     )
     host: str = setting(
-        "0.0.0.0",
-        "Comma-separated addresses to listen on, for HTTP and gRPC; '::' is all addresses of IPv6 and of IPv4.",
+        "::",
+        "Comma-separated addresses to listen on, for HTTP and gRPC; '::' is all addresses of IPv4, and of IPv6 where "
+        "the system has it.",
     )
     port: Port = setting(8500, "gRPC port; 0: no gRPC port, 'auto' picks a free port.", 0, 65535)
     rest_api_port: Port = setting(8501, "HTTP port; 0: no HTTP port, 'auto' picks a free port.", 0, 65535)
@@ -119,7 +124,7 @@ class ServerSettings:
         "Seconds between scans for new versions; 0 scans once, at the start. auth_config and certificates are read as "
         "often, and at least every second.",
         0,
-        86400,
+        MAX_INT,
     )
     num_load_threads: int = setting(
         0, "How many versions of all models may load at the same time; 0: one version of each model.", 0, 1024
@@ -128,7 +133,7 @@ class ServerSettings:
         5,
         "How often the load of a version with a fault in its folder is tried again; other failures are tried for ever.",
         0,
-        1000,
+        MAX_INT,
     )
     load_retry_interval_micros: int = setting(
         60_000_000, "Microseconds between two attempts to load a version; less than 0 is 0.", -(10**12), 10**12
@@ -162,7 +167,7 @@ class ServerSettings:
         True, "Whether assets.extra/tf_serving_warmup_requests is replayed before a version is AVAILABLE."
     )
     num_request_iterations_for_warmup: int = setting(
-        0, "How often each recorded warm-up request is run; 0 means once.", 0, 1_000_000
+        0, "How often each recorded warm-up request is run; 0 or less: once.", -MAX_INT, MAX_INT
     )
     max_drift: float = setting(
         100.0,
@@ -225,6 +230,12 @@ class ServerSettings:
     @property
     def hosts(self) -> tuple[str, ...]:
         return _hosts(self.host)
+
+    @property
+    def local_host(self) -> str:
+        """The address by which clients on this machine reach the server."""
+        host = self.hosts[0]
+        return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
     @property
     def admin_hosts(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from service.configuration.control_groups import memory_limit_bytes
-from service.configuration.server_settings import ServerSettings, setting
+from service.configuration.server_settings import MAX_INT, ServerSettings, setting
 
 # The channel arguments of gRPC that the native core follows.
 CORE_CHANNEL_ARGUMENTS = (
@@ -20,8 +20,6 @@ CORE_CHANNEL_ARGUMENTS = (
     "grpc.max_connection_age_ms",
     "grpc.max_connection_age_grace_ms",
 )
-# The largest int32 means no limit, as in gRPC.
-_NO_LIMIT = 2**31 - 1
 
 
 def _is_int32(text: str) -> bool:
@@ -66,7 +64,7 @@ COMMON = (
 class Settings(ServerSettings):
     """All settings of the server; each field can be set by a flag of its name or an environment variable EMB_<NAME>."""
 
-    grpc_max_threads: int = setting(8, "gRPC requests handled at the same time in Python.", 1, 1024)
+    grpc_max_threads: int = setting(8, "gRPC requests handled at the same time in Python.", 1, MAX_INT)
     max_request_bytes: int = setting(
         64 << 20, "Largest request body (HTTP, also after decompression) or message (gRPC), in bytes.", 1024, 2**31 - 1
     )
@@ -111,7 +109,10 @@ class Settings(ServerSettings):
         86400,
     )
     rest_api_timeout_in_ms: int = setting(
-        30_000, "Milliseconds after which an HTTP request is answered with an error.", 1, 3_600_000
+        30_000,
+        "Milliseconds after which an HTTP request is answered with an error; 0 or less: no limit.",
+        -MAX_INT,
+        MAX_INT,
     )
     rest_api_enable_cors_support: bool = setting(False, "Whether web pages of any origin may call the HTTP API.")
     rest_api_cors_origins: str = setting(
@@ -281,7 +282,8 @@ class Settings(ServerSettings):
 
     @property
     def rest_api_timeout_s(self) -> float:
-        return self.rest_api_timeout_in_ms / 1e3
+        # Without a limit, the longest time that the flag can name: 24 days.
+        return (self.rest_api_timeout_in_ms if self.rest_api_timeout_in_ms > 0 else MAX_INT) / 1e3
 
     @property
     def slow_request_s(self) -> float:
@@ -307,12 +309,14 @@ class Settings(ServerSettings):
 
     def channel_seconds(self, name: str) -> float | None:
         """Returns a channel argument in milliseconds as seconds; None: it is not given, or means no limit."""
-        limit_ms = self._channel_limit(name, _NO_LIMIT)
-        return None if limit_ms == _NO_LIMIT else limit_ms / 1e3
+        limit_ms = self._channel_limit(name, MAX_INT)
+        return None if limit_ms == MAX_INT else limit_ms / 1e3
 
     def _channel_limit(self, name: str, default: int) -> int:
-        value = dict(self.channel_arguments).get(name, default)
-        return value if isinstance(value, int) and 0 <= value < _NO_LIMIT else default
+        value = dict(self.channel_arguments).get(name)
+        if not isinstance(value, int):
+            return default
+        return value if value >= 0 else MAX_INT
 
     @property
     def idle_channel_arguments(self) -> list[str]:

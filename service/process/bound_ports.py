@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -134,15 +135,26 @@ def bracketed(host: str) -> str:
 
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     """Returns the family and the address of a host; of a name, an IPv4 address if it has one. Raises OSError."""
+    if host == "::" and not _has_ipv6():
+        host = "0.0.0.0"
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
     return family, address
 
 
+def _has_ipv6() -> bool:
+    try:
+        socket.socket(socket.AF_INET6).close()
+    except OSError as error:
+        if error.errno != errno.EAFNOSUPPORT:
+            raise
+        return False
+    return True
+
+
 def log_listening(settings: Settings, ports: Ports, admin_port: int | None, *, has_console: bool = True) -> None:
     told = []
-    # A browser of this machine can not open an address that stands for all addresses.
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.hosts[0]) or bracketed(settings.hosts[0])
+    host = bracketed(settings.local_host)
     scheme = "https" if settings.rest_api_ssl_config_file else "http"
     if ports.http is not None:
         pages = ("console", "docs") if has_console else ("docs",)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
+from service.artifact.hashes import masked_of
 from service.artifact.protos import message_class
+from service.artifact.tf_record import read_records
 from tests.conformance.contract_calls import FIELDS, Refused
 from tests.conformance.contract_models import DTYPES
 from tests.conformance.wires import HttpClient
+from tests.integration.process import server_of, until
 
 pytestmark = pytest.mark.tf
 
@@ -84,14 +88,17 @@ def in_content(tf: Any, tensor: Any, dtype: str, values: list[Any]) -> Any:
     return tensor
 
 
-def predict(channel: grpc.Channel, dtype: str, tensor: Any, *, metadata: Any = ()) -> Any:
-    """Sends a tensor to the signature of model "kinds" for its dtype; returns the output's TensorProto, or Refused."""
+def predict(channel: grpc.Channel, dtype: str, tensor: Any, *, metadata: Any = (), more: bytes = b"") -> Any:
+    """Sends a tensor to the signature of model "kinds" for its dtype; returns the output's TensorProto, or Refused.
+
+    more: bytes of further fields of the request.
+    """
     request = message_class("tensorflow.serving.PredictRequest")()
     request.model_spec.name, request.model_spec.signature_name = "kinds", dtype
     request.inputs["x"].CopyFrom(tensor)
     try:
         data = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")(
-            request.SerializeToString(), timeout=60, metadata=metadata
+            request.SerializeToString() + more, timeout=60, metadata=metadata
         )
     except grpc.RpcError as error:
         return Refused(error.code().name, error.details())
@@ -113,6 +120,37 @@ def test_a_dtype_comes_back_as_it_was_sent(tf: Any, contract_channel: grpc.Chann
     assert as_content == in_content(tf, new_tensor(), dtype, values)
     as_values = predict(contract_channel, dtype, sent, metadata=(("x-tensor-encoding", "values"),))
     assert as_values == in_field(tf, new_tensor(), dtype, values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fill", [in_field, in_content])
+def test_fields_that_the_server_ignores_change_no_value(
+    tf: Any, contract_channel: grpc.Channel, dtype: str, fill: Any
+) -> None:
+    sent = fill(tf, new_tensor(), dtype, VALUES[dtype])
+    # The fields 5 (predict_streamed_options) and 6 (client_id) of PredictRequest.
+    answer = predict(contract_channel, dtype, sent, more=b"\x2a\x02\x08\x00\x32\x01a")
+    assert answer == in_field(tf, new_tensor(), dtype, VALUES[dtype])
+
+
+def test_the_request_log_has_the_values_of_each_dtype(tf: Any, contract_models: Path, tmp_path: Path) -> None:
+    kinds = f"""config {{ name: "kinds" base_path: "{contract_models / "kinds"}" model_platform: "tensorflow"
+      logging_config {{ log_collector_config {{ filename_prefix: "{tmp_path / "log"}" }}
+                       sampling_config {{ sampling_rate: 1 }} }} }}"""
+    with server_of({"half": contract_models / "half"}, tmp_path, more=kinds) as server:
+        until(lambda: server.http.get("/v2/models/kinds/ready").status_code == 200)
+        sent = {dtype: in_field(tf, new_tensor(), dtype, VALUES[dtype]) for dtype in DTYPES}
+        for dtype, tensor in sent.items():
+            assert predict(server.channel, dtype, tensor) == tensor
+        server.signal(15)
+        assert server.exit_code() == 0
+    logged = {}
+    for path in tmp_path.glob("log-*"):
+        with path.open("rb") as file:
+            for record in read_records(file, masked_of):
+                log = message_class("tensorflow.serving.PredictionLog").FromString(record).predict_log
+                logged[log.request.model_spec.signature_name] = log.request.inputs["x"], log.response.outputs["y"]
+    assert logged == {dtype: (tensor, tensor) for dtype, tensor in sent.items()}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -86,30 +86,27 @@ enum Values {
 impl Values {
     /// Adds a value to the list of its kind.
     fn add(&mut self, name: &str, value: &Json<'_>) -> Result<(), BoxedFault> {
-        let bytes = match value {
-            Json::Text(text) => Some(Cow::Borrowed(text.as_bytes())),
-            value if is_base64(value) => Some(Cow::Owned(from_base64(value)?)),
-            _ => None,
-        };
+        let are_bytes = matches!(value, Json::Text(_)) || is_base64(value);
         if matches!(self, Values::None) {
             *self = match value {
-                _ if bytes.is_some() => Values::Bytes(Vec::new()),
+                _ if are_bytes => Values::Bytes(Vec::new()),
                 Json::Bool(_) | Json::Int(_) => Values::Integers(Vec::new()),
                 Json::Float(_) => Values::Floats(Vec::new()),
                 _ => return Err(faults::feature_element(name, type_name(value))),
             };
         }
         let of_kinds = |kind| Err(faults::feature_of_kinds(name, kind));
-        match (self, value, bytes) {
-            (Values::Bytes(list), _, Some(bytes)) => write_delimited(list, 1, &bytes),
-            (Values::Integers(list), Json::Bool(value), _) => write_varint(list, u64::from(*value)),
-            (Values::Integers(list), Json::Int(number), _) => match i64::try_from(*number) {
+        match (self, value) {
+            (Values::Bytes(list), Json::Text(text)) => write_delimited(list, 1, text.as_bytes()),
+            (Values::Bytes(list), _) if are_bytes => write_delimited(list, 1, &from_base64(value)?),
+            (Values::Integers(list), Json::Bool(value)) => write_varint(list, u64::from(*value)),
+            (Values::Integers(list), Json::Int(number)) => match i64::try_from(*number) {
                 Ok(number) => write_varint(list, number.cast_unsigned()),
                 Err(_) => return Err(faults::feature_beyond_int64(name)),
             },
             #[allow(clippy::cast_possible_truncation, reason = "the number is rounded to float32")]
-            (Values::Floats(list), Json::Float(number), _) => list.extend((*number as f32).to_le_bytes()),
-            (_, Json::Null | Json::List(_), _) | (_, Json::Object(_), None) => {
+            (Values::Floats(list), Json::Float(number)) => list.extend((*number as f32).to_le_bytes()),
+            (_, Json::Null | Json::List(_) | Json::Object(_)) if !are_bytes => {
                 return Err(faults::feature_element(name, type_name(value)));
             }
             (Values::Bytes(_), ..) => return of_kinds("bytes"),

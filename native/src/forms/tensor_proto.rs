@@ -467,9 +467,7 @@ impl MessageLayout {
                 (Values::Strings, lengths.sum())
             }
             _ if as_content => (Values::Raw(CONTENT, num_bytes), delimited_len(CONTENT, num_bytes)),
-            DataType::Float32 | DataType::Float64 | DataType::Bool | DataType::Complex64 | DataType::Complex128 => {
-                (Values::Raw(field, num_bytes), delimited_len(field, num_bytes))
-            }
+            dtype if is_packed_as_in_memory(dtype) => (Values::Raw(field, num_bytes), delimited_len(field, num_bytes)),
             dtype => {
                 let mut numbers = Vec::new();
                 work.append(index, &mut numbers)?;
@@ -531,7 +529,7 @@ pub fn write_input(to: &mut Vec<u8>, tensor: &Tensor<'_>) {
     let field = field_of_values(tensor.dtype);
     let mut numbers = |bytes: &[u8]| match tensor.dtype {
         _ if bytes.is_empty() => {}
-        DataType::Float32 | DataType::Float64 | DataType::Bool => write_delimited(to, field, bytes),
+        dtype if is_packed_as_in_memory(dtype) => write_delimited(to, field, bytes),
         dtype => write_delimited(to, field, &pack(bytes, dtype)),
     };
     match &tensor.data {
@@ -558,6 +556,12 @@ pub fn write_input(to: &mut Vec<u8>, tensor: &Tensor<'_>) {
 /// Returns the size in bytes of a `Dim` message, which holds one size of a tensor's shape.
 fn dim_len(size: usize) -> usize {
     varint_field_len(1, size as u64)
+}
+
+/// Says whether the packed values of a dtype are the bytes of the tensor in memory, so that they need not be encoded.
+fn is_packed_as_in_memory(dtype: DataType) -> bool {
+    use DataType as D;
+    matches!(dtype, D::Float32 | D::Float64 | D::Bool | D::Complex64 | D::Complex128)
 }
 
 /// Encodes integers of a dtype as varints; negative ones are sign-extended to 64 bits.

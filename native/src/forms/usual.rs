@@ -66,8 +66,10 @@ static TENSOR: Schema = Schema {
         (6, Kind::Numbers(WireType::Fixed64)),
         (7, Kind::Numbers(WireType::Varint)),
         (8, Kind::Strings),
+        (9, Kind::Numbers(WireType::Fixed32)),
         (10, Kind::Numbers(WireType::Varint)),
         (11, Kind::Numbers(WireType::Varint)),
+        (12, Kind::Numbers(WireType::Fixed64)),
         (13, Kind::Numbers(WireType::Varint)),
         (16, Kind::Numbers(WireType::Varint)),
         (17, Kind::Numbers(WireType::Varint)),
@@ -361,6 +363,13 @@ mod tests {
         assert_eq!(usual(b"\x0a\x07\x22\x01l\x12\x02\x08\x03").unwrap(), b"\x0a\x04\x12\x02\x08\x03");
         let entry = |dtype: u8| [&b"\x12\x07\x0a\x01x\x12\x02\x08"[..], &[dtype]].concat();
         assert_eq!(usual(&[entry(1), entry(9)].concat()).unwrap(), entry(9));
+    }
+
+    #[test]
+    fn a_tensor_has_the_field_of_each_dtype() {
+        for field in (0..64).filter_map(value_field) {
+            assert!(TENSOR.fields.iter().any(|(known, _)| *known == field), "{field}");
+        }
     }
 
     #[test]

@@ -255,6 +255,9 @@ def test_addresses_are_lists_with_or_without_brackets() -> None:
     settings = read_settings([*BASE, "--host=127.0.0.1, [::1],127.0.0.1", "--admin_host=[::1],localhost"], {})
     assert (settings.hosts, settings.admin_hosts) == (("127.0.0.1", "::1"), ("::1", "localhost"))
     assert read_settings([*BASE, "--host=[::],10.0.0.1,::1"], {}).hosts == ("::", "::1")
+    assert Settings().hosts == ("::",)
+    local = {host: Settings(host=host).local_host for host in ("::", "0.0.0.0", "::1", "10.0.0.1,::1")}
+    assert local == {"::": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::1": "::1", "10.0.0.1,::1": "10.0.0.1"}
     for host in ("[::1", "127.0.0.1:8500", "[::1]:8500", "a b", "127.0.0.1,,::1", ""):
         assert any(fault.startswith("--host: ") for fault in faults_of([*BASE, f"--host={host}"], {})), host
     assert faults_of([*BASE, "--admin_port=auto", "--admin_host=127.0.0.1,10.0.0.1"], {}) == [
@@ -277,6 +280,26 @@ def test_callers_and_certificates_are_read_again_whatever_the_scans_for_versions
 
 def test_a_negative_wait_before_a_retry_is_none() -> None:
     assert read_settings([*BASE, "--load_retry_interval_micros=-1"], {}).load_retry_interval_s == 0
+
+
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_0_and_less_have_their_meaning_in_tensorflow_serving(number: str) -> None:
+    names = ("rest_api_timeout_in_ms", "num_request_iterations_for_warmup", "model_config_file_poll_wait_seconds")
+    settings = read_settings([*BASE, *(f"--{name}={number}" for name in names)], {})
+    assert settings.rest_api_timeout_s > 24 * 86400
+    assert settings.warmup_iterations == 1
+    assert settings.model_config_file_poll_wait_seconds <= 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("file_system_poll_wait_seconds", "model_config_file_poll_wait_seconds", "rest_api_timeout_in_ms"),
+        *("max_num_load_retries", "num_request_iterations_for_warmup", "grpc_max_threads"),
+    ],
+)
+def test_the_largest_number_of_tensorflow_serving_is_taken(name: str) -> None:
+    assert getattr(read_settings([*BASE, f"--{name}=2147483647"], {}), name) == 2147483647
 
 
 @pytest.mark.parametrize(
@@ -330,8 +353,10 @@ def test_channel_arguments_are_numbers_where_grpc_takes_numbers() -> None:
     [
         ("", 64 << 20, None),
         ("grpc.max_receive_message_length=2000,grpc.max_connection_idle_ms=1500", 2000, 1.5),
-        # As in gRPC, -1 and the largest int32 mean no limit; --max_request_bytes stays.
-        ("grpc.max_receive_message_length=-1,grpc.max_connection_idle_ms=2147483647", 64 << 20, None),
+        # As in gRPC, -1 and the largest int32 mean no limit.
+        ("grpc.max_receive_message_length=-1,grpc.max_connection_idle_ms=2147483647", 2**31 - 1, None),
+        ("grpc.max_receive_message_length=2147483647,grpc.max_connection_idle_ms=-1", 2**31 - 1, None),
+        ("grpc.max_receive_message_length=x", 64 << 20, None),
     ],
 )
 def test_channel_arguments_that_the_core_has_are_its_limits(

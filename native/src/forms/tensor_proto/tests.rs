@@ -250,6 +250,16 @@ fn integers_keep_the_bits_of_their_dtype() {
 }
 
 #[test]
+fn a_written_input_reads_back_in_each_dtype() {
+    for dtype in (0..64).filter_map(DataType::of_number).filter(|&dtype| dtype != DataType::String) {
+        let bytes: Vec<u8> = (0..).map(|at: u8| at % 2).take(2 * dtype.size()).collect();
+        let mut message = Vec::new();
+        write_input(&mut message, &Tensor { dtype, dims: Dims::from_slice(&[2]), data: Data::Raw(&bytes) });
+        assert_eq!(bytes_of(&read(&message).expect("plain")), bytes, "{dtype:?}");
+    }
+}
+
+#[test]
 fn any_byte_but_0_is_true() {
     let content = ProstTensor { tensor_content: vec![0, 2, 255], ..ProstTensor::new(DataType::Bool, &[3]) };
     assert_eq!(bytes_of(&read(&content.encode_to_vec()).expect("plain")), [0, 1, 1]);
