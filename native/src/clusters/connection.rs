@@ -263,7 +263,7 @@ impl Connection {
 
 /// Says whether the node closed the connection.
 pub(super) fn is_closed(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)
+    matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
 /// Says whether an answer, of which perhaps only a part has come, has arrays within more than [`MOST_DEPTH`] arrays.
