@@ -546,6 +546,7 @@ fn a_signal_ends_no_read() {
     server.write("{es:m/t/f/", None);
     let clusters = Clusters::new(0);
     let mut description = server.description("{es:m/t/f/", Vec::new());
+    (description.address.timeout_ms, description.address.node_timeout_ms) = (60_000, 50_000);
     // Without hedged reads the wait is in the read itself.
     description.address.hedge_percent = 0;
     let table = clusters.open("m", 1, "t", ROWS, &description);
