@@ -253,7 +253,7 @@ impl Connection {
                     self.end += received;
                     return Ok(());
                 }
-                // A read with a time limit ends at any signal, also where SIGCONT lets this process go on.
+                // A signal, also SIGCONT after SIGSTOP, interrupts a read that has a time limit.
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }

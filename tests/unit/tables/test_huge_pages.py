@@ -183,7 +183,7 @@ def test_what_is_not_in_memory_is_advised_and_not_read(
     # is_whole=True also reads and makes huge the chunks that were not in memory.
     HugePages(is_whole=True).make(files)
     if huge_bytes(octets) < 20 * HUGE:
-        # Full memory may have too few by now.
+        # Skips the test if the kernel has too few huge pages left, because memory is full.
         need_large_folios(tmp_path)
     assert huge_bytes(octets) == 20 * HUGE
 
